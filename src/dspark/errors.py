@@ -1,0 +1,28 @@
+"""Every error that dspark raises on purpose: one tree, so that callers can catch one class.
+
+A message says what was found, what was expected and what to do. The CLI prints it as one line and exits with 2.
+"""
+
+
+class DsparkError(Exception):
+    """Base of all errors that a user can cause and cure."""
+
+
+class ConfigError(DsparkError):
+    """A configuration or option has a value that cannot work."""
+
+
+class FormatError(DsparkError):
+    """A file is missing, unreadable or not in the format it should have."""
+
+
+class CompatibilityError(DsparkError):
+    """Two artefacts (target, drafter, template, calibration) do not belong together."""
+
+
+class CapacityError(DsparkError):
+    """A request does not fit: context length, cache positions, memory."""
+
+
+class DependencyError(DsparkError):
+    """An optional package that this feature needs is not installed."""

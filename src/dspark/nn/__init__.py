@@ -1,0 +1,1 @@
+"""Building blocks of targets and drafters: norms, rotary positions, linear kernels, attention."""

@@ -1,0 +1,136 @@
+"""Nouns that several folders share. Shapes: T tokens of one request, V vocabulary, d target width, m tapped layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request turns target logits into tokens.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch the filters off; `repetition_penalty` 1,
+    `presence_penalty` 0 and `frequency_penalty` 0 switch the penalties off. `stop` holds strings that end the answer
+    (excluded from the text), `stop_token_ids` ids that do, beside the target's own end tokens unless `ignore_eos`.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    max_tokens: int = 128
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """What others must know of a target. `weights_hash` and `template_hash` bind artefacts to it (contracts 4, 5)."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+    weights_hash: str = ""
+    template_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOutput:
+    """One target forward: `last_hidden` [T, d] after the final norm, `features` [T, m * d] in tap order."""
+
+    last_hidden: Tensor
+    features: Tensor
+
+
+class Cache(Protocol):
+    """Attention state of one request, `length` positions long; `rollback(n)` keeps the first n of them."""
+
+    length: int
+    capacity: int
+
+    def rollback(self, length: int) -> None: ...
+
+
+class Target(Protocol):
+    """A causal language model whose state can be rolled back.
+
+    Layer id l taps the output of decoder layer l (-1 the embedding; the last layer is refused). The LM head is a
+    separate call, so that it runs only where logits are needed.
+    """
+
+    info: TargetInfo
+
+    def new_cache(self, capacity: int) -> Cache: ...
+
+    def forward(self, token_ids: Tensor, cache: Cache, taps: Sequence[int] = ()) -> TargetOutput:
+        """Append `token_ids` [T] to the request of `cache` and return their states."""
+        ...
+
+    def logits(self, last_hidden: Tensor) -> Tensor:
+        """Float32 logits [..., V] of states [..., d] after the final norm."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """What the loop must know of a drafter: gamma draft tokens a round, from features of `target_layer_ids`.
+
+    `draft_token_ids` [V_draft] maps draft ids to target ids when the draft vocabulary is pruned, else None.
+    """
+
+    name: str
+    gamma: int
+    target_layer_ids: tuple[int, ...]
+    vocab_size: int
+    draft_token_ids: Tensor | None = field(default=None, compare=False)
+
+
+class DraftBlock(Protocol):
+    """One block being drafted, left to right: the backbone has run, the sequential head takes its gamma steps.
+
+    `step(previous)` is called with the anchor, then with each token as drawn. It returns the draft logits
+    [V_draft] (temperature 1, no processors) of the next slot and that slot's confidence logit, or None without a
+    confidence head. The confidence reads the previous token, never the one about to be drawn.
+    """
+
+    def step(self, previous: int) -> tuple[Tensor, float | None]: ...
+
+
+class Drafter(Protocol):
+    """Proposes gamma tokens a round from the target's features of the committed context."""
+
+    info: DrafterInfo
+
+    def new_cache(self, capacity: int) -> Cache: ...
+
+    def extend(self, features: Tensor, cache: Cache) -> None:
+        """Append context features [T, m * d] of the next T committed positions to the request's context K/V."""
+        ...
+
+    def begin(self, anchor: int, cache: Cache, gamma: int | None = None) -> DraftBlock:
+        """Run the backbone on [anchor, mask x (gamma - 1)]; the anchor's position is `cache.length`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of verifying one block: `accepted` drafts survive and `token` follows them (recovered or bonus)."""
+
+    accepted: int
+    token: int
+
+
+def as_ids(tokens: Sequence[int]) -> Tensor:
+    """A 1-D int64 tensor of token ids."""
+    return torch.tensor(list(tokens), dtype=torch.long)
