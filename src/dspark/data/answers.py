@@ -1,0 +1,77 @@
+"""Answers of a target to training prompts, as exact token ids."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dspark.errors import FormatError
+
+MIN_RESPONSE_TOKENS = 14
+"""Shorter answers teach nothing about blocks; DeepSpec drops them too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer: `prompt_ids` is the rendered chat, `response_ids` what the target wrote (its end token included if reached)."""
+
+    id: str
+    domain: str
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    temperature: float
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and response in one sequence."""
+        return self.prompt_ids + self.response_ids
+
+
+def read_answers(path: Path, *, max_temperature: float = float("inf"), max_length: int = 1024) -> list[Answer]:
+    """Answers of a JSONL file (optionally .gz) that were sampled at most at `max_temperature`.
+
+    Longer sequences are cut to `max_length` tokens, which supervises nothing false: no end token is added. Answers
+    with fewer than `MIN_RESPONSE_TOKENS` left are dropped.
+    """
+    answers = (_answer(row, path, number, max_length) for number, row in enumerate(read_jsonl(path), 1))
+    kept = [a for a in answers if a.temperature <= max_temperature and len(a.response_ids) >= MIN_RESPONSE_TOKENS]
+    if not kept:
+        raise FormatError(f"{path} holds no usable answer (temperature <= {max_temperature}, {MIN_RESPONSE_TOKENS}+ tokens).")
+    return kept
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file, decompressed if its name ends in .gz."""
+    if not path.is_file():
+        raise FormatError(f"{path} does not exist. Expected a JSONL file, one object a line.")
+    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+    with opened as lines:
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _object(line, path, number)
+        except (OSError, EOFError, UnicodeDecodeError) as error:
+            raise FormatError(f"{path} cannot be read as UTF-8 JSONL: {error}.") from error
+
+
+def _object(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise FormatError(f"{path}, line {number} is not JSON: {error}.") from error
+    if not isinstance(row, dict):
+        raise FormatError(f"{path}, line {number} holds a {type(row).__name__}, expected an object.")
+    return row
+
+
+def _answer(row: dict[str, Any], path: Path, number: int, max_length: int) -> Answer:
+    try:
+        prompt = tuple(int(token) for token in row["prompt_ids"])
+        response = tuple(int(token) for token in row["response_ids"])[: max(0, max_length - len(prompt))]
+        return Answer(str(row["id"]), str(row["domain"]), prompt, response, float(row.get("temperature", 0.0)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(
+            f"{path}, line {number}: bad or missing field {error}. Expected id, domain, prompt_ids, response_ids, temperature."
+        ) from error

@@ -1,0 +1,139 @@
+"""A training recipe: everything that decides what a run computes, as YAML. Unknown keys are refused."""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dspark.errors import ConfigError, FormatError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DrafterSection(_Section):
+    """Shape of the drafter and how its weights start."""
+
+    num_hidden_layers: int = Field(3, ge=1)
+    block_size: int = Field(7, ge=1)
+    target_layer_ids: tuple[int, ...] = Field(min_length=1)
+    mask_token_id: int = Field(ge=0)
+    draft_vocab_size: int | None = Field(None, ge=2)
+    markov_rank: int = Field(128, ge=0)
+    markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    enable_confidence_head: bool = True
+    warm_start: bool = True
+    bigram_start: bool = True
+
+
+class DataSection(_Section):
+    """Which answers are read, and how much of them one optimiser step sees."""
+
+    answers: Path
+    max_temperature: float = Field(1.0, ge=0)
+    max_length: int = Field(512, ge=32)
+    answers_per_step: int = Field(4, ge=1)
+    anchors_per_answer: int = Field(64, ge=1)
+    held_out: int = Field(16, ge=0)
+    teacher_top_k: int = Field(64, ge=1)
+
+
+class LossSection(_Section):
+    """Coefficients of `training.objective.LossWeights`."""
+
+    cross_entropy: float = Field(0.5, ge=0)
+    total_variation: float = Field(0.9, ge=0)
+    confidence: float = Field(0.2, ge=0)
+    decay: float = Field(4.0, gt=0)
+
+
+class OptimiserSection(_Section):
+    """AdamW with linear warm-up, a constant rate, and a linear cool-down over the last steps.
+
+    The state before the cool-down is kept: raising `total_steps` continues from there.
+    """
+
+    learning_rate: float = Field(1e-3, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(1.0, gt=0)
+    warmup_steps: int = Field(20, ge=0)
+    cooldown_steps: int = Field(0, ge=0)
+    total_steps: int = Field(ge=1)
+
+    def rate(self, step: int) -> float:
+        """Learning rate of 0-based `step`."""
+        warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        cold = 1.0 if self.cooldown_steps == 0 else min(1.0, (self.total_steps - step) / (self.cooldown_steps + 1))
+        return self.learning_rate * warm * cold
+
+
+class BlockSection(_Section):
+    """Curriculum: from step `from_step` on, blocks of `size` slots are trained (at most the drafter's block size)."""
+
+    from_step: int = Field(ge=0)
+    size: int = Field(ge=1)
+
+
+class Recipe(_Section):
+    """One training run."""
+
+    target: str
+    drafter: DrafterSection
+    data: DataSection
+    loss: LossSection = LossSection()
+    optimiser: OptimiserSection
+    blocks: Annotated[tuple[BlockSection, ...], Field(max_length=8)] = ()
+    seed: int = 42
+
+    def block_size(self, step: int) -> int:
+        """Number of slots trained at `step`."""
+        started = [block.size for block in self.blocks if block.from_step <= step]
+        return min(started[-1] if started else self.drafter.block_size, self.drafter.block_size)
+
+
+def read_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
+    """The recipe in a YAML file, with `section.key=value` overrides applied."""
+    if not path.is_file():
+        raise FormatError(f"{path} does not exist. Expected a YAML recipe.")
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path} is not YAML: {error}.") from error
+    if not isinstance(tree, dict):
+        raise FormatError(f"{path} holds a {type(tree).__name__}, expected a mapping of sections.")
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {'; '.join(_explain(item) for item in error.errors())}") from error
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator:
+        raise ConfigError(f"Override {override!r} has no '='. Write section.key=value.")
+    *sections, leaf = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"Override {override!r}: {section} is a value, not a section.")
+    tree[leaf] = yaml.safe_load(value)
+
+
+def _explain(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    if item["type"] != "extra_forbidden":
+        return f"{where}: {item['msg']} (found {item.get('input')!r})"
+    near = difflib.get_close_matches(str(item["loc"][-1]), _known_keys(), n=1)
+    return f"{where}: unknown key" + (f", did you mean {near[0]!r}?" if near else "")
+
+
+def _known_keys() -> list[str]:
+    sections = (Recipe, DrafterSection, DataSection, LossSection, OptimiserSection, BlockSection)
+    return [key for section in sections for key in section.model_fields]
