@@ -1,0 +1,40 @@
+"""Causal attention with grouped key/value heads. H query heads, K key/value heads, h head width, G = H / K."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
+    """Attention of whole sequences: `query` [B, T, H, h] on `key`, `value` [B, T, K, h] -> [B, T, H, h].
+
+    Token i sees tokens max(0, i - window + 1) ... i, so right padding never reaches a real token.
+    """
+    length = query.shape[1]
+    mask = None if window is None or window >= length else window_mask(0, length, window)
+    out = F.scaled_dot_product_attention(
+        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask, is_causal=mask is None, enable_gqa=True
+    )
+    return out.transpose(1, 2)
+
+
+def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of T new tokens on S cached ones (themselves included) -> [T, H, h].
+
+    `query` [T, H, h]; `key`, `value` [K, S, h]; `mask` [T, S] is true where attention is allowed, None allows all.
+    """
+    tokens, heads, width = query.shape
+    groups = heads // key.shape[0]
+    grouped = query.view(tokens, key.shape[0], groups, width).permute(1, 2, 0, 3).reshape(-1, groups * tokens, width)
+    if mask is not None:
+        mask = mask.repeat(groups, 1)
+    out = F.scaled_dot_product_attention(grouped.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask)
+    return out.view(-1, groups, tokens, width).permute(2, 0, 1, 3).reshape(tokens, heads, width)
+
+
+def window_mask(past: int, tokens: int, window: int | None = None) -> Tensor:
+    """[T, past + T], true where token past + i may look: not ahead, and at most `window` positions back."""
+    query = torch.arange(past, past + tokens).unsqueeze(1)
+    key = torch.arange(past + tokens).unsqueeze(0)
+    allowed = key <= query
+    return allowed if window is None else allowed & (key > query - window)
