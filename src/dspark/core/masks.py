@@ -1,0 +1,87 @@
+"""Who sees whom in a training step: the one definition of the block mask, dense or tiled.
+
+Documents are packed end to end into T context tokens. Blocks of gamma slots hang on A anchors, given as packed indices
+in ascending order. A slot of anchor a in document s sees the context of s strictly before a, and every slot of its own
+block in both directions; nothing else.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from dspark.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Blocks `first:last` of one document and the context `start:stop` that the last of them can see.
+
+    `visible` [last - first, stop - start] says which of these keys each block sees.
+    """
+
+    first: int
+    last: int
+    start: int
+    stop: int
+    visible: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """A blocks of `gamma` slots at ascending packed indices `anchors` [A] among documents of `lengths` tokens."""
+
+    anchors: Tensor
+    lengths: tuple[int, ...]
+    gamma: int
+
+    @classmethod
+    def pack(cls, anchors: Tensor, lengths: Sequence[int], gamma: int) -> "BlockLayout":
+        """Check and build. Raises ConfigError for anchors out of order or out of range."""
+        total = sum(lengths)
+        if anchors.numel() and (int(anchors.min()) < 0 or int(anchors.max()) >= total):
+            raise ConfigError(f"anchors must lie in [0, {total}), found {int(anchors.min())} to {int(anchors.max())}")
+        if bool((anchors[1:] < anchors[:-1]).any()):
+            raise ConfigError("anchors must be ascending packed indices; sort them")
+        return cls(anchors, tuple(lengths), gamma)
+
+    def documents(self) -> Tensor:
+        """Document number [T] of every context token."""
+        lengths = torch.tensor(self.lengths, device=self.anchors.device)
+        return torch.repeat_interleave(torch.arange(len(self.lengths), device=lengths.device), lengths)
+
+    def positions(self) -> Tensor:
+        """Position [T] of every context token within its document."""
+        return torch.cat([torch.arange(n, device=self.anchors.device) for n in self.lengths])
+
+    def block_positions(self) -> Tensor:
+        """Position [A, gamma] of every slot: the anchor keeps its own, slot k stands k further."""
+        return self.positions()[self.anchors, None] + torch.arange(self.gamma, device=self.anchors.device)
+
+    def context_visible(self) -> Tensor:
+        """[A, T]: same document, strictly before the anchor."""
+        documents = self.documents()
+        before = torch.arange(len(documents), device=documents.device) < self.anchors[:, None]
+        return before & (documents == documents[self.anchors][:, None])
+
+    def dense(self) -> Tensor:
+        """The whole mask [A * gamma, T + A * gamma] over keys [context ; all blocks], True where a query sees a key."""
+        context = self.context_visible().repeat_interleave(self.gamma, dim=0)
+        block = torch.arange(len(self.anchors), device=self.anchors.device).repeat_interleave(self.gamma)
+        return torch.cat((context, block[:, None] == block), dim=1)
+
+    def tiles(self, size: int) -> Iterator[Tile]:
+        """Cover all blocks with tiles of at most `size` blocks, each cut to the context it can see."""
+        anchors, first, start = self.anchors.tolist(), 0, 0
+        for end in accumulate(self.lengths):
+            while first < len(anchors) and anchors[first] < end:
+                last = first + 1
+                while last < min(len(anchors), first + size) and anchors[last] < end:
+                    last += 1
+                stop = anchors[last - 1]
+                keys = torch.arange(start, stop, device=self.anchors.device)
+                yield Tile(first, last, start, stop, keys < self.anchors[first:last, None])
+                first = last
+            start = end
