@@ -26,3 +26,7 @@ class CapacityError(DsparkError):
 
 class DependencyError(DsparkError):
     """An optional package that this feature needs is not installed."""
+
+
+class SamplingError(DsparkError):
+    """No token can be drawn: the logits hold NaN, or every token is masked."""

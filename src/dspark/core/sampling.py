@@ -1,0 +1,114 @@
+"""From logits to tokens. Shapes: V vocabulary; leading dimensions are independent rows.
+
+Filters run in Hugging Face's order: temperature, top-k, top-p, min-p, each renormalised. Tokens that tie with the
+last one kept are kept too, so that which tokens survive never depends on their ids.
+"""
+
+import torch
+from torch import Tensor
+
+from dspark.core.params import is_greedy
+from dspark.errors import SamplingError
+from dspark.types import SamplingParams
+
+
+def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Law [..., V] of the next token, in the dtype of the (penalised) `logits` [..., V].
+
+    Temperature 0 puts all mass on the most likely token, the lowest id on ties. A row whose every token is masked
+    (-inf) gets no mass at all: nothing can be drawn from it, and no draft is accepted against it.
+
+    Raises:
+        SamplingError: a row holds NaN or +inf.
+    """
+    if is_greedy(params):
+        return _one_hot(logits)
+    p = _softmax(_top_k(logits / params.temperature, params.top_k))
+    p = _top_p(p, params.top_p)
+    return _min_p(p, params.min_p)
+
+
+def greedy_tokens(logits: Tensor) -> list[int | None]:
+    """Most likely token of each row of `logits` [T, V], the lowest id on ties; None where every token is masked.
+
+    Raises:
+        SamplingError: a row holds NaN or +inf.
+    """
+    best, tokens = logits.max(dim=-1)
+    _check_finite(best)
+    return [token if score > -torch.inf else None for score, token in zip(best.tolist(), tokens.tolist(), strict=True)]
+
+
+def is_masked(logits: Tensor) -> bool:
+    """Whether no token of the row [V] can be drawn because all are masked."""
+    return bool(logits.max() == -torch.inf)
+
+
+def draw(p: Tensor, uniform: float) -> int:
+    """The token at which the cumulative sum of `p` [V] passes `uniform` in [0, 1) (inverse transform).
+
+    `p` need not sum to one. A token without mass is never returned, whatever the rounding.
+
+    Raises:
+        SamplingError: `p` has no mass.
+    """
+    cumulative = p.cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[-1:]
+    if not total > 0:
+        raise SamplingError("no token can be drawn: every token is masked; loosen the constraint on this position")
+    token = int(torch.searchsorted(cumulative, total * uniform, right=True))
+    if token < len(p):
+        return token
+    return int(torch.searchsorted(cumulative, total))
+
+
+def _one_hot(logits: Tensor) -> Tensor:
+    best, tokens = logits.max(dim=-1, keepdim=True)
+    _check_finite(best)
+    return torch.zeros_like(logits).scatter_(-1, tokens, (best > -torch.inf).to(logits.dtype))
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    p = logits.softmax(dim=-1)
+    # NaN, +inf and a fully masked row all turn the whole row into NaN, so one column tells.
+    if p[..., 0].isnan().any():
+        best = logits.amax(dim=-1, keepdim=True)
+        _check_finite(best)
+        p = torch.where(best > -torch.inf, p, 0)
+    return p
+
+
+def _check_finite(best: Tensor) -> None:
+    if best.isnan().any() or (best == torch.inf).any():
+        raise SamplingError("the logits hold NaN or +inf; check the weights and the precision of the model")
+
+
+def _top_k(logits: Tensor, k: int) -> Tensor:
+    if not 0 < k < logits.shape[-1]:
+        return logits
+    threshold = logits.topk(k, dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < threshold, -torch.inf)
+
+
+def _top_p(p: Tensor, top_p: float) -> Tensor:
+    """Keep the smallest set of most likely tokens whose mass reaches `top_p`."""
+    if top_p >= 1:
+        return p
+    # Tokens below (1 - top_p) / V weigh less than 1 - top_p together, so none of them is kept: sort only the others.
+    candidates = int((p >= (1 - top_p) / p.shape[-1]).sum(dim=-1).max())
+    ranked = p.topk(max(candidates, 1), dim=-1).values
+    mass_before = ranked.cumsum(dim=-1) - ranked
+    kept = (mass_before < top_p).sum(dim=-1, keepdim=True).clamp_min(1)
+    threshold = ranked.gather(-1, kept - 1)
+    return _keep(p, p >= threshold)
+
+
+def _min_p(p: Tensor, min_p: float) -> Tensor:
+    if min_p <= 0:
+        return p
+    return _keep(p, p >= min_p * p.amax(dim=-1, keepdim=True))
+
+
+def _keep(p: Tensor, kept: Tensor) -> Tensor:
+    p = torch.where(kept, p, 0)
+    return p / p.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
