@@ -1,0 +1,64 @@
+"""How every verb ends: exit status 0 done, 1 failure, 2 bad usage or input, 130 interrupted; errors are one line."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from dspark.errors import DsparkError
+
+DONE, FAILURE, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+DEBUG_VARIABLE = "DSPARK_DEBUG"
+
+_FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+def exit_status(app: typer.Typer, arguments: Sequence[str]) -> int:
+    """Run `app` on `arguments`; whatever it raises becomes one line on stderr and the status that belongs to it."""
+    try:
+        status = app(args=list(arguments), prog_name="dspark", standalone_mode=False)
+    except BrokenPipeError:
+        return _leave_closed_pipe()
+    except (Exception, KeyboardInterrupt) as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            traceback.print_exc()
+        message, status = explain(error)
+        complain(message)
+        return status
+    if status == INTERRUPTED:  # typer turns Ctrl-C into this status without a word
+        complain("interrupted")
+    return status if isinstance(status, int) else DONE
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """The one-line message and the exit status of an error."""
+    if isinstance(error, typer.TyperException):
+        return f"{error.format_message().rstrip('.')}. {_help_hint(error)}", BAD_INPUT
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, DsparkError):
+        return str(error), BAD_INPUT
+    if isinstance(error, _FILE_ERRORS):
+        return f"{error.filename}: {error.strerror}", BAD_INPUT
+    if isinstance(error, MemoryError):
+        return "out of memory; use a shorter context, a smaller batch or a smaller model", FAILURE
+    advice = f"set {DEBUG_VARIABLE}=1 to see the traceback, and report it"
+    return f"unexpected {type(error).__name__}: {error} ({advice})", FAILURE
+
+
+def complain(message: str) -> None:
+    """Print `error: message` on stderr, on one line whatever the message holds."""
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+
+
+def _help_hint(error: typer.TyperException) -> str:
+    command = getattr(getattr(error, "ctx", None), "command_path", "dspark")
+    return f"See `{command} --help`."
+
+
+def _leave_closed_pipe() -> int:
+    """The reader of stdout has gone (`dspark ... | head`): stop quietly, and keep the final flush from complaining."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return PIPE_CLOSED

@@ -1,0 +1,1 @@
+"""What this machine has, what it lacks, and what will therefore be slow."""

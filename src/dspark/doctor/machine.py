@@ -1,0 +1,116 @@
+"""Facts of the machine: processor, memory, accelerators. Everything is read, nothing is changed."""
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+_X86_FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+_ARM_FEATURES = ("asimd", "bf16", "i8mm", "sve", "sve2", "sme")
+BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """The CPU as this process may use it: `cores` it is allowed, `threads` that torch runs, load of the last minute."""
+
+    model: str
+    features: tuple[str, ...]
+    torch_capability: str
+    cores: int
+    threads: int
+    omp_num_threads: str | None
+    load: float | None
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether bfloat16 products have instructions of their own; otherwise they are emulated."""
+        return bool(BF16_FEATURES.intersection(self.features))
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of main memory, None where the system does not tell."""
+
+    total: int | None
+    available: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An accelerator that torch can use; `memory` in bytes."""
+
+    name: str
+    memory: int
+
+
+def processor() -> Processor:
+    """The CPU of this process."""
+    return Processor(
+        model=_cpu_field("model name") or platform.processor() or platform.machine(),
+        features=cpu_features(_cpu_field("flags") or _cpu_field("Features") or ""),
+        torch_capability=torch.backends.cpu.get_cpu_capability(),
+        cores=allowed_cores(),
+        threads=torch.get_num_threads(),
+        omp_num_threads=os.environ.get("OMP_NUM_THREADS"),
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    )
+
+
+def cpu_features(flags: str) -> tuple[str, ...]:
+    """The features that matter here among a kernel's space-separated CPU flags."""
+    present = set(flags.split())
+    return tuple(name for name in (*_X86_FEATURES, *_ARM_FEATURES) if name in present)
+
+
+def allowed_cores() -> int:
+    """Cores that this process may use: its affinity, cut by a container's quota."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        return max(1, min(affinity, int(quota) // int(period)))
+    return affinity
+
+
+def memory() -> Memory:
+    """Main memory, cut by a container's limit."""
+    total, available = _memory_field("MemTotal"), _memory_field("MemAvailable")
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    if limit.isdigit() and total is not None and int(limit) < total:
+        used = _read("/sys/fs/cgroup/memory.current").strip()
+        total = int(limit)
+        available = total - int(used) if used.isdigit() else available
+    return Memory(total, available)
+
+
+def devices() -> tuple[Device, ...]:
+    """CUDA devices that torch sees."""
+    if not torch.cuda.is_available():
+        return ()
+    properties = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
+    return tuple(Device(device.name, device.total_memory) for device in properties)
+
+
+def _cpu_field(name: str) -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def _memory_field(name: str) -> int | None:
+    for line in _read("/proc/meminfo").splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
