@@ -16,16 +16,18 @@ BUCKET = 64
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded documents and their anchors. B documents, S positions, A anchors, N supervised slots.
+    """Documents packed end to end, and their anchors. T packed positions, A anchors, N supervised slots.
 
-    `features` [B, S, m * d] float32, `token_ids` [B, S], `documents` [A] and `anchors` [A] place each block.
+    `features` [T, m * d] and `token_ids` [T] belong to documents of `lengths` tokens; `anchors` [A] are ascending
+    packed positions. `previous` [A, gamma] is the token before each slot's label (slot 0: the anchor itself).
     `supervised` [A, gamma] marks slots whose label exists; `slots` [N] and `teacher` run over the marked ones.
     """
 
     features: Tensor
     token_ids: Tensor
-    documents: Tensor
+    lengths: tuple[int, ...]
     anchors: Tensor
+    previous: Tensor
     supervised: Tensor
     slots: Tensor
     teacher: SparseTeacher
@@ -46,31 +48,37 @@ def batch_indices(count: int, per_step: int, lengths: Sequence[int], seed: int, 
 def make_batch(
     answers: Sequence[Answer], records: Sequence[TeacherRecord], per_answer: int, gamma: int, draft_index: Tensor | None, seed: int
 ) -> Batch:
-    """Draw `per_answer` anchors in each answer, uniformly without replacement, and gather what they are taught.
+    """Draw up to `per_answer` anchors in each answer, uniformly without replacement, and gather what they are taught.
 
     An anchor is a response token with a response token after it (DeepSpec's rule). `draft_index` [V] maps target ids
     to draft ids (-1 outside), None without a pruned vocabulary.
     """
     generator = torch.Generator().manual_seed(seed)
-    length = max(len(answer.token_ids) for answer in answers)
-    features = torch.zeros(len(answers), length, records[0].features.shape[1])
-    tokens = torch.zeros(len(answers), length, dtype=torch.long)
-    places, slots, ids, probabilities, marks = [], [], [], [], []
-    for b, (answer, record) in enumerate(zip(answers, records, strict=True)):
-        features[b, : len(record.features)] = record.features.float()
-        tokens[b, : len(answer.token_ids)] = torch.tensor(answer.token_ids)
-        response = len(answer.response_ids)
-        chosen = torch.randperm(response - 1, generator=generator)[:per_answer].sort().values
-        rows = chosen[:, None] + torch.arange(1, gamma + 1)
-        marked = rows < response
-        places.append(torch.stack((torch.full_like(chosen, b), chosen + len(answer.prompt_ids))))
-        slots.append(torch.arange(gamma).expand_as(rows)[marked])
-        ids.append(record.ids[rows[marked]].long())
-        probabilities.append(record.probabilities[rows[marked]].float())
-        marks.append(marked)
-    documents, anchors = torch.cat(places, dim=1)
-    teacher = draft_teacher(torch.cat(ids), torch.cat(probabilities), draft_index)
-    return Batch(features, tokens, documents, anchors, torch.cat(marks), torch.cat(slots), teacher)
+    lengths = tuple(len(answer.token_ids) for answer in answers)
+    tokens = torch.tensor([token for answer in answers for token in answer.token_ids])
+    anchors, rows, ids, probabilities = [], [], [], []
+    start = 0
+    for answer, record, length in zip(answers, records, lengths, strict=True):
+        responses = len(answer.response_ids)
+        chosen = torch.randperm(responses - 1, generator=generator)[:per_answer].sort().values
+        labels = chosen[:, None] + torch.arange(1, gamma + 1)
+        anchors.append(chosen + start + len(answer.prompt_ids))
+        rows.append(labels < responses)
+        ids.append(record.ids[labels[rows[-1]]].long())
+        probabilities.append(record.probabilities[labels[rows[-1]]].float())
+        start += length
+    places, supervised = torch.cat(anchors), torch.cat(rows)
+    previous = tokens[(places[:, None] + torch.arange(gamma)).clamp(max=len(tokens) - 1)]
+    return Batch(
+        features=torch.cat([record.features for record in records]).float(),
+        token_ids=tokens,
+        lengths=lengths,
+        anchors=places,
+        previous=previous,
+        supervised=supervised,
+        slots=torch.arange(gamma).expand_as(supervised)[supervised],
+        teacher=draft_teacher(torch.cat(ids), torch.cat(probabilities), draft_index),
+    )
 
 
 def draft_teacher(ids: Tensor, probabilities: Tensor, draft_index: Tensor | None) -> SparseTeacher:

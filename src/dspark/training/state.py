@@ -13,8 +13,13 @@ from torch import Tensor, nn, optim
 from dspark.errors import CompatibilityError, FormatError
 
 
-def save_state(directory: Path, module: nn.Module, optimiser: optim.AdamW, step: int) -> None:
-    """Replace `directory` by the state after `step` optimiser steps; a crash leaves the old state or the new one."""
+def save_state(
+    directory: Path, module: nn.Module, optimiser: optim.AdamW, step: int, notes: dict[str, dict[str, int]] | None = None
+) -> None:
+    """Replace `directory` by the state after `step` optimiser steps; a crash leaves the old state or the new one.
+
+    `notes` are further small JSON files by name.
+    """
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -25,7 +30,8 @@ def save_state(directory: Path, module: nn.Module, optimiser: optim.AdamW, step:
             if parameter in optimiser.state:
                 tensors[f"{key}.{name}"] = optimiser.state[parameter][key]
     save_file(tensors, partial / "tensors.safetensors")
-    (partial / "state.json").write_text(json.dumps({"step": step}) + "\n")
+    for name, note in ((notes or {}) | {"state.json": {"step": step}}).items():
+        (partial / name).write_text(json.dumps(note) + "\n")
     old = directory.with_name(directory.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():

@@ -1,0 +1,92 @@
+"""From a recipe to a trainer: build the drafter for the target, start its weights, wire up the teacher."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dspark.data.answers import Answer
+from dspark.drafters.config import DrafterConfig, HeadKind
+from dspark.drafters.dspark import DSpark
+from dspark.training.recipe import Recipe
+from dspark.training.teacher import Teacher, TeacherTarget
+from dspark.training.warm_start import draft_vocabulary, start_from_bigrams, start_from_layers
+
+NORM_SAMPLE = 4
+"""Answers on which a warm start measures the scale of queries and keys."""
+
+
+class TrainableTarget(TeacherTarget, Protocol):
+    """A target that a drafter can be trained for: its teacher, its weights, and its shape."""
+
+    embedding_weight: Tensor
+    lm_head_weight: Tensor
+
+    @property
+    def config(self) -> "DecoderShape": ...
+
+    def layer_weights(self, layer: int) -> Mapping[str, Tensor]: ...
+
+
+class DecoderShape(Protocol):
+    """Sizes of the target's decoder that the drafter's layers share."""
+
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+
+
+def drafter_config(recipe: Recipe, target: TrainableTarget, rope_theta: float) -> DrafterConfig:
+    """The drafter's shape: the target's widths, the recipe's depth, taps and heads."""
+    section, shape, info = recipe.drafter, target.config, target.info
+    return DrafterConfig(
+        hidden_size=info.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=section.num_hidden_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=info.vocab_size,
+        num_target_layers=info.num_layers,
+        target_layer_ids=section.target_layer_ids,
+        mask_token_id=section.mask_token_id,
+        block_size=section.block_size,
+        markov_rank=section.markov_rank,
+        markov_head_type=HeadKind(section.markov_head_type),
+        enable_confidence_head=section.enable_confidence_head,
+        confidence_head_with_markov=section.markov_rank > 0,
+        draft_vocab_size=section.draft_vocab_size,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_theta=rope_theta,
+        max_position_embeddings=info.max_positions,
+    )
+
+
+def build_drafter(recipe: Recipe, target: TrainableTarget, rope_theta: float, answers: Sequence[Answer], teacher: Teacher) -> DSpark:
+    """A fresh drafter for `target`, with the starts that the recipe asks for; `answers` give vocabulary and bigrams."""
+    config = drafter_config(recipe, target, rope_theta)
+    size = config.draft_vocab_size
+    kept = None if size is None else draft_vocabulary(answers, size)
+    drafter = DSpark(config, target.embedding_weight, target.lm_head_weight, kept)
+    drafter.initialize(torch.Generator().manual_seed(recipe.seed))
+    if recipe.drafter.warm_start:
+        records = teacher.records(answers[:NORM_SAMPLE])
+        features = torch.cat([record.features for record in records])
+        start_from_layers(drafter, target, features[:, -config.hidden_size :])
+    if recipe.drafter.bigram_start:
+        start_from_bigrams(drafter, answers, recipe.seed)
+    return drafter
+
+
+def teacher_of(recipe: Recipe, target: TeacherTarget, directory: Path | None) -> Teacher:
+    """The recipe's teacher, keeping its records in `directory` if one is given."""
+    return Teacher(target, recipe.drafter.target_layer_ids, recipe.data.teacher_top_k, directory)

@@ -1,0 +1,197 @@
+"""The training run: answers in, a drafter out, resumable after a kill at any moment."""
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor, optim
+
+from dspark.data.answers import Answer
+from dspark.drafters.dspark import DSpark
+from dspark.training.batches import Batch, batch_indices, make_batch
+from dspark.training.objective import LossWeights
+from dspark.training.recipe import Recipe
+from dspark.training.state import load_state, save_state
+from dspark.training.step import StepResult, evaluate_step, train_step
+from dspark.training.teacher import Teacher
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a watcher is told after each step. `held_out` is set on the steps that measured it."""
+
+    step: int
+    total_steps: int
+    result: StepResult
+    held_out: StepResult | None
+    seconds: float
+
+
+Watcher = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often a run evaluates (steps) and saves its state (seconds)."""
+
+    evaluate_steps: int = 100
+    save_seconds: float = 180.0
+
+
+class Trainer:
+    """Runs a recipe in `directory`: `state/` to resume from, `stable/` before the cool-down, `metrics.jsonl`.
+
+    Every random choice depends on (seed, step) alone, so a resumed run repeats an uninterrupted one bit for bit.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        drafter: DSpark,
+        teacher: Teacher,
+        answers: Sequence[Answer],
+        directory: Path,
+        cadence: Cadence = Cadence(),
+        watch: Watcher = lambda progress: None,
+    ) -> None:
+        self.recipe = recipe
+        self.drafter = drafter
+        self.teacher = teacher
+        held_out = recipe.data.held_out
+        self.train_answers, self.held_out_answers = answers[held_out:], answers[:held_out]
+        self.directory = directory
+        self.cadence = cadence
+        self.watch = watch
+        self.weights = LossWeights(**recipe.loss.model_dump())
+        self.optimiser = _optimiser(recipe, drafter)
+        self.step = 0
+        self._lengths = [len(answer.token_ids) for answer in self.train_answers]
+        self._draft_index = _draft_index(drafter)
+        self._held_out_batch: Batch | None = None
+
+    def run(self) -> int:
+        """Train to the recipe's last step, or until SIGINT / SIGTERM; either way the state is saved. Returns the step."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.step = self._resume()
+        saved = time.monotonic()
+        with _stop_requests() as stop_requested:
+            while self.step < self.recipe.optimiser.total_steps and not stop_requested():
+                if self.step == self._cooldown_start():
+                    self._save("stable")
+                self._advance()
+                if time.monotonic() - saved > self.cadence.save_seconds:
+                    self._save("state")
+                    saved = time.monotonic()
+        self._save("state")
+        return self.step
+
+    def _advance(self) -> None:
+        started = time.monotonic()
+        optimiser = self.recipe.optimiser
+        batch = self._batch(self.step)
+        result = train_step(
+            self.drafter, self.optimiser, batch, self.weights, optimiser.rate(self.step), optimiser.clip
+        )
+        self.step += 1
+        due = self.step % self.cadence.evaluate_steps == 0 or self.step == optimiser.total_steps
+        held_out = self.evaluate() if due else None
+        progress = Progress(self.step, optimiser.total_steps, result, held_out, time.monotonic() - started)
+        self._log(progress)
+        self.watch(progress)
+
+    def evaluate(self) -> StepResult | None:
+        """Teacher-forced figures on the held-out answers at the full block size, None without such answers."""
+        if not self.held_out_answers:
+            return None
+        if self._held_out_batch is None:
+            gamma = self.recipe.drafter.block_size
+            records = [self.teacher.records([answer])[0] for answer in self.held_out_answers]
+            self._held_out_batch = make_batch(self.held_out_answers, records, 32, gamma, self._draft_index, 0)
+        return evaluate_step(self.drafter, self._held_out_batch, self.weights)
+
+    def _batch(self, step: int) -> Batch:
+        data, seed = self.recipe.data, self.recipe.seed
+        chosen = batch_indices(len(self.train_answers), data.answers_per_step, self._lengths, seed, step)
+        answers = [self.train_answers[index] for index in chosen]
+        records = self.teacher.records(answers)
+        gamma = self.recipe.block_size(step)
+        return make_batch(answers, records, data.anchors_per_answer, gamma, self._draft_index, seed * 1_000_003 + step)
+
+    def _cooldown_start(self) -> int:
+        return self.recipe.optimiser.total_steps - self.recipe.optimiser.cooldown_steps
+
+    def _resume(self) -> int:
+        """Continue from `state`, or from `stable` when a raised `total_steps` puts the cool-down later than it began."""
+        for name in ("state", "stable"):
+            step = load_state(self.directory / name, self.drafter, self.optimiser)
+            cooled = self._was_cooling(name)
+            if not cooled or not (self.directory / "stable").exists():
+                return step
+        return step
+
+    def _was_cooling(self, name: str) -> bool:
+        """Whether the saved state had entered a cool-down that this recipe would not have begun yet."""
+        path = self.directory / name / "cooling.json"
+        if not path.exists():
+            return False
+        return bool(json.loads(path.read_text())["began"] < self._cooldown_start())
+
+    def _save(self, name: str) -> None:
+        began = self._cooldown_start()
+        notes = {"cooling.json": {"began": began}} if self.step > began else {}
+        save_state(self.directory / name, self.drafter, self.optimiser, self.step, notes)
+
+    def _log(self, progress: Progress) -> None:
+        row = {"step": progress.step, "time": time.time(), "seconds": progress.seconds, **_figures(progress.result)}
+        if progress.held_out is not None:
+            row["held_out"] = _figures(progress.held_out)
+        with (self.directory / "metrics.jsonl").open("a", encoding="utf-8") as log:
+            log.write(json.dumps(row) + "\n")
+
+
+def _optimiser(recipe: Recipe, drafter: DSpark) -> optim.AdamW:
+    settings = recipe.optimiser
+    return optim.AdamW(
+        [p for p in drafter.parameters() if p.requires_grad],
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def _draft_index(drafter: DSpark) -> Tensor | None:
+    if drafter.draft_token_ids is None:
+        return None
+    index = torch.full((drafter.config.vocab_size,), -1)
+    index[drafter.draft_token_ids] = torch.arange(len(drafter.draft_token_ids))
+    return index
+
+
+def _figures(result: StepResult) -> dict[str, object]:
+    figures = asdict(result) | {"tau": result.tau}
+    figures["acceptance"] = [round(a, 4) for a in result.acceptance.nan_to_num(0.0).tolist()]
+    return figures
+
+
+@contextmanager
+def _stop_requests() -> Iterator[Callable[[], bool]]:
+    """Turn SIGINT and SIGTERM into a question that the loop asks between steps, so that no step is cut in half."""
+    requested = False
+
+    def request(number: int, frame: FrameType | None) -> None:
+        nonlocal requested
+        requested = True
+
+    previous = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: requested
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

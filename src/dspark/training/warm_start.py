@@ -1,0 +1,74 @@
+"""Drafters that start from their target: its last decoder layers, its last tap, and its bigrams."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dspark.data.answers import Answer
+from dspark.drafters.dspark import DSpark
+from dspark.nn.norm import rms_norm
+from dspark.training.bigram import bigram_factors
+from dspark.types import TargetInfo
+
+
+class LayerSource(Protocol):
+    """The part of a target that a warm start copies from."""
+
+    info: TargetInfo
+
+    def layer_weights(self, layer: int) -> Mapping[str, Tensor]: ...
+
+
+def draft_vocabulary(answers: Sequence[Answer], size: int) -> Tensor:
+    """The `size` most frequent response tokens of `answers`, in ascending id order (ties: lower id)."""
+    counts = Counter(token for answer in answers for token in answer.response_ids)
+    ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    chosen = set(ranked[:size])
+    filler = (token for token in range(size + len(chosen)) if token not in chosen)
+    while len(chosen) < size:
+        chosen.add(next(filler))
+    return torch.tensor(sorted(chosen))
+
+
+@torch.no_grad()
+def start_from_layers(drafter: DSpark, target: LayerSource, last_tap: Tensor) -> None:
+    """Copy the target's last decoder layers into the backbone, which then reads the last tap only.
+
+    `fc` becomes the identity on that tap and `hidden_norm` the input norm of the layer that would read it. The
+    drafter's per-head q/k norms, which a Llama target lacks, get the root-mean-square that the layer's own queries
+    and keys have on `last_tap` [T, d], so that attention logits keep their scale.
+    """
+    config = drafter.config
+    count = target.info.num_layers
+    width = config.hidden_size
+    drafter.fc.weight.zero_()
+    drafter.fc.weight[:, -width:] = torch.eye(width)
+    reader = target.layer_weights(min(config.target_layer_ids[-1] + 1, count - 1))
+    drafter.hidden_norm.weight.copy_(reader["input_layernorm.weight"])
+    for index, layer in enumerate(drafter.layers):
+        weights = {k: v.float() for k, v in target.layer_weights(count - config.num_hidden_layers + index).items()}
+        parameters = dict(layer.named_parameters())
+        for name, parameter in parameters.items():
+            if name in weights:
+                parameter.copy_(weights[name])
+        normed = rms_norm(last_tap.float(), weights["input_layernorm.weight"], config.rms_norm_eps)
+        for short in ("q", "k"):
+            if f"self_attn.{short}_norm.weight" not in weights:
+                heads = (normed @ weights[f"self_attn.{short}_proj.weight"].T).unflatten(-1, (-1, config.head_dim))
+                parameters[f"self_attn.{short}_norm.weight"].fill_(heads.square().mean().sqrt())
+
+
+@torch.no_grad()
+def start_from_bigrams(drafter: DSpark, answers: Sequence[Answer], seed: int) -> None:
+    """Fit the Markov head to the bigrams of `answers` (see `training.bigram`); a drafter without one is left alone."""
+    head = drafter.markov_head
+    if head is None:
+        return
+    vocabulary = torch.arange(drafter.config.vocab_size) if drafter.draft_token_ids is None else drafter.draft_token_ids
+    sequences = (answer.response_ids for answer in answers)
+    w1, w2 = bigram_factors(sequences, vocabulary, drafter.config.vocab_size, drafter.config.markov_rank, seed=seed)
+    head.markov_w1.weight.copy_(w1)
+    head.markov_w2.weight.copy_(w2)
