@@ -38,7 +38,9 @@ def read_answers(path: Path, *, max_temperature: float = float("inf"), max_lengt
     answers = (_answer(row, path, number, max_length) for number, row in enumerate(read_jsonl(path), 1))
     kept = [a for a in answers if a.temperature <= max_temperature and len(a.response_ids) >= MIN_RESPONSE_TOKENS]
     if not kept:
-        raise FormatError(f"{path} holds no usable answer (temperature <= {max_temperature}, {MIN_RESPONSE_TOKENS}+ tokens).")
+        raise FormatError(
+            f"{path} holds no usable answer (temperature <= {max_temperature}, {MIN_RESPONSE_TOKENS}+ tokens)."
+        )
     return kept
 
 

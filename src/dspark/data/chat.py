@@ -40,7 +40,9 @@ class ChatTemplate:
         try:
             return environment.from_string(self.source)
         except TemplateError as error:
-            raise FormatError(f"The chat template cannot be compiled: {error}. Check the tokenizer's chat template.") from error
+            raise FormatError(
+                f"The chat template cannot be compiled: {error}. Check the tokenizer's chat template."
+            ) from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, thinking: bool = False) -> str:
         """The text of `messages`, ready to be encoded without adding special tokens again.
@@ -58,7 +60,9 @@ class ChatTemplate:
                 eos_token=self.eos_token,
             )
         except TemplateError as error:
-            raise ConfigError(f"The chat template refuses these messages: {error}. Check their roles and order.") from error
+            raise ConfigError(
+                f"The chat template refuses these messages: {error}. Check their roles and order."
+            ) from error
 
 
 def user_turn(prompt: str, system: str | None = None) -> tuple[Message, ...]:

@@ -46,7 +46,12 @@ def batch_indices(count: int, per_step: int, lengths: Sequence[int], seed: int, 
 
 
 def make_batch(
-    answers: Sequence[Answer], records: Sequence[TeacherRecord], per_answer: int, gamma: int, draft_index: Tensor | None, seed: int
+    answers: Sequence[Answer],
+    records: Sequence[TeacherRecord],
+    per_answer: int,
+    gamma: int,
+    draft_index: Tensor | None,
+    seed: int,
 ) -> Batch:
     """Draw up to `per_answer` anchors in each answer, uniformly without replacement, and gather what they are taught.
 

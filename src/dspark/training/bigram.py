@@ -30,7 +30,12 @@ def log_ratio_table(pairs: Tensor, previous_ids: Tensor, next_ids: Tensor, vocab
 
 
 def bigram_factors(
-    sequences: Iterable[tuple[int, ...]], next_ids: Tensor, vocab_size: int, rank: int, shrinkage: float = 20.0, seed: int = 0
+    sequences: Iterable[tuple[int, ...]],
+    next_ids: Tensor,
+    vocab_size: int,
+    rank: int,
+    shrinkage: float = 20.0,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """(W1 [vocab_size, rank], W2 [len(next_ids), rank]) with W1 W2^T near the log-ratio table of the sequences' bigrams.
 

@@ -71,7 +71,9 @@ def drafter_config(recipe: Recipe, target: TrainableTarget, rope_theta: float) -
     )
 
 
-def build_drafter(recipe: Recipe, target: TrainableTarget, rope_theta: float, answers: Sequence[Answer], teacher: Teacher) -> DSpark:
+def build_drafter(
+    recipe: Recipe, target: TrainableTarget, rope_theta: float, answers: Sequence[Answer], teacher: Teacher
+) -> DSpark:
     """A fresh drafter for `target`, with the starts that the recipe asks for; `answers` give vocabulary and bigrams."""
     config = drafter_config(recipe, target, rope_theta)
     size = config.draft_vocab_size

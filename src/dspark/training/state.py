@@ -14,7 +14,11 @@ from dspark.errors import CompatibilityError, FormatError
 
 
 def save_state(
-    directory: Path, module: nn.Module, optimiser: optim.AdamW, step: int, notes: dict[str, dict[str, int]] | None = None
+    directory: Path,
+    module: nn.Module,
+    optimiser: optim.AdamW,
+    step: int,
+    notes: dict[str, dict[str, int]] | None = None,
 ) -> None:
     """Replace `directory` by the state after `step` optimiser steps; a crash leaves the old state or the new one.
 
@@ -53,7 +57,9 @@ def load_state(directory: Path, module: nn.Module, optimiser: optim.AdamW) -> in
     for name, parameter in _trained(module):
         _restore(name, parameter, tensors, optimiser, step, directory)
     if tensors:
-        raise CompatibilityError(f"{directory} holds {sorted(tensors)[:3]}..., which this recipe's drafter does not have.")
+        raise CompatibilityError(
+            f"{directory} holds {sorted(tensors)[:3]}..., which this recipe's drafter does not have."
+        )
     return step
 
 

@@ -45,7 +45,9 @@ def forward(drafter: DSpark, batch: Batch, weights: LossWeights) -> LossTerms:
     return sparse_loss(logits, marked, batch.teacher, batch.slots, weights)
 
 
-def train_step(drafter: DSpark, optimiser: optim.Optimizer, batch: Batch, weights: LossWeights, rate: float, clip: float) -> StepResult:
+def train_step(
+    drafter: DSpark, optimiser: optim.Optimizer, batch: Batch, weights: LossWeights, rate: float, clip: float
+) -> StepResult:
     """Update `drafter` once at learning rate `rate`. Raises DivergenceError before a bad update, never after."""
     for group in optimiser.param_groups:
         group["lr"] = rate
@@ -55,7 +57,7 @@ def train_step(drafter: DSpark, optimiser: optim.Optimizer, batch: Batch, weight
     norm = nn.utils.clip_grad_norm_([p for p in drafter.parameters() if p.requires_grad], clip)
     if not torch.isfinite(terms.total) or not torch.isfinite(norm):
         raise DivergenceError(
-            f"Loss {float(terms.total)} with gradient norm {float(norm)}: lower optimiser.learning_rate, then resume "
+            f"Loss {float(terms.total.detach())} with gradient norm {float(norm)}: lower optimiser.learning_rate, then resume "
             "from the last saved state."
         )
     optimiser.step()

@@ -1,0 +1,57 @@
+"""Answers are read exactly, and bad files are named."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from dspark.data.answers import read_answers
+from dspark.errors import FormatError
+
+ROW = {"id": "x", "domain": "math", "prompt_ids": [1, 2], "response_ids": list(range(20)), "temperature": 0.5}
+
+
+def write(path: Path, *rows: object) -> Path:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.jsonl.gz"])
+def test_reads_plain_and_compressed(tmp_path: Path, name: str) -> None:
+    (answer,) = read_answers(write(tmp_path / name, ROW))
+    assert answer.token_ids == (1, 2, *range(20))
+
+
+def test_cuts_long_answers_and_drops_short_and_hot_ones(tmp_path: Path) -> None:
+    rows = (ROW, ROW | {"response_ids": [1] * 13}, ROW | {"temperature": 1.0})
+    answers = read_answers(write(tmp_path / "a.jsonl", *rows), max_temperature=0.6, max_length=18)
+    assert [len(answer.response_ids) for answer in answers] == [16]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"), [({"id": "x"}, "line 1: bad or missing field 'prompt_ids'"), ([1], "line 1 holds a list")]
+)
+def test_bad_rows_are_named(tmp_path: Path, row: object, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        read_answers(write(tmp_path / "a.jsonl", row))
+
+
+def test_broken_json_and_missing_and_empty_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with pytest.raises(FormatError, match="does not exist"):
+        read_answers(path)
+    path.write_text("{\n")
+    with pytest.raises(FormatError, match="line 1 is not JSON"):
+        read_answers(path)
+    path.write_text("\n")
+    with pytest.raises(FormatError, match="no usable answer"):
+        read_answers(path)
+
+
+def test_truncated_gzip(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl.gz", *[ROW] * 50)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(FormatError, match="cannot be read"):
+        read_answers(path)
