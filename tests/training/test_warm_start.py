@@ -42,7 +42,7 @@ def test_draft_vocabulary_is_filled_up_when_answers_hold_too_few_tokens() -> Non
 
 
 def test_log_ratios_of_a_hand_made_corpus() -> None:
-    """Tokens 0, 1: after 0 always 1, after 1 always 0. With s pseudo-counts of p the ratio is (c + s p) / ((n + s) p)."""
+    """After token 0 always 1, after 1 always 0. With s pseudo-counts of p the ratio is (c + s p) / ((n + s) p)."""
     pairs = torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0]])
     both = torch.tensor([0, 1])
     table = log_ratio_table(pairs, both, both, 2, shrinkage=2.0).exp()

@@ -26,7 +26,7 @@ class Shape:
 
 
 class TinyTarget:
-    """A causal "model": its state at a position is a running mean of token embeddings, rotated differently per layer."""
+    """A causal "model": the state at a position is a running mean of embeddings, mixed differently per layer."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -85,7 +85,10 @@ def tiny_recipe(**optimiser: float) -> Recipe:
             "num_hidden_layers": 1, "block_size": 3, "target_layer_ids": [0, 3], "mask_token_id": 1,
             "draft_vocab_size": 20, "markov_rank": 4,
         },
-        "data": {"answers": Path("unused"), "answers_per_step": 2, "anchors_per_answer": 5, "held_out": 2, "teacher_top_k": 31},
+        "data": {
+            "answers": Path("unused"), "answers_per_step": 2, "anchors_per_answer": 5, "held_out": 2,
+            "teacher_top_k": 31,
+        },
         "optimiser": {"learning_rate": 0.01, "warmup_steps": 1, "cooldown_steps": 2, "total_steps": 6, **optimiser},
         "blocks": [{"from_step": 0, "size": 2}, {"from_step": 3, "size": 3}],
     })  # fmt: skip

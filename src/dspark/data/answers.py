@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dspark.errors import FormatError
 
@@ -15,7 +15,7 @@ MIN_RESPONSE_TOKENS = 14
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer: `prompt_ids` is the rendered chat, `response_ids` what the target wrote (its end token included if reached)."""
+    """One answer: `prompt_ids` is the rendered chat, `response_ids` what the target wrote, its end token included."""
 
     id: str
     domain: str
@@ -48,14 +48,17 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file, decompressed if its name ends in .gz."""
     if not path.is_file():
         raise FormatError(f"{path} does not exist. Expected a JSONL file, one object a line.")
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as lines:
+    with _open_text(path) as lines:
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _object(line, path, number)
         except (OSError, EOFError, UnicodeDecodeError) as error:
             raise FormatError(f"{path} cannot be read as UTF-8 JSONL: {error}.") from error
+
+
+def _open_text(path: Path) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 
 def _object(line: str, path: Path, number: int) -> dict[str, Any]:
@@ -75,5 +78,6 @@ def _answer(row: dict[str, Any], path: Path, number: int, max_length: int) -> An
         return Answer(str(row["id"]), str(row["domain"]), prompt, response, float(row.get("temperature", 0.0)))
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
-            f"{path}, line {number}: bad or missing field {error}. Expected id, domain, prompt_ids, response_ids, temperature."
+            f"{path}, line {number}: bad or missing field {error}. "
+            "Expected id, domain, prompt_ids, response_ids, temperature."
         ) from error

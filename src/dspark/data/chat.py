@@ -1,4 +1,4 @@
-"""The one function that renders chats: regeneration, training, calibration, evaluation and serving all call it (contract 4)."""
+"""The one function that renders chats, for every stage from regeneration to serving (contract 4)."""
 
 import hashlib
 from collections.abc import Sequence

@@ -37,14 +37,15 @@ def bigram_factors(
     shrinkage: float = 20.0,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """(W1 [vocab_size, rank], W2 [len(next_ids), rank]) with W1 W2^T near the log-ratio table of the sequences' bigrams.
+    """(W1 [vocab_size, rank], W2 [len(next_ids), rank]) with W1 W2^T near the bigrams' log-ratio table.
 
     Only the tokens of the (draft) vocabulary `next_ids` get a non-zero row in W1: they are nearly all that occur.
     """
     pairs = torch.cat([torch.tensor((s[:-1], s[1:])).T for s in sequences if len(s) > 1])
     table = log_ratio_table(pairs, next_ids, next_ids, vocab_size, shrinkage)
-    torch.manual_seed(seed)
-    u, s, v = torch.svd_lowrank(table, q=rank, niter=2)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        u, s, v = torch.svd_lowrank(table, q=rank, niter=2)
     w1 = torch.zeros(vocab_size, rank)
     w1[next_ids] = u * s.sqrt()
     return w1, v * s.sqrt()

@@ -58,7 +58,7 @@ class _GatherLogProbs(torch.autograd.Function):
         return logits.gather(-1, ids) - normaliser
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         logits, ids, normaliser = ctx.saved_tensors  # type: ignore[attr-defined]
         grad_logits = (logits - normaliser).exp_().mul_(-grad.sum(-1, keepdim=True))
         return grad_logits.scatter_add_(-1, ids, grad), None

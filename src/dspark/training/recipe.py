@@ -44,10 +44,10 @@ class DataSection(_Section):
 class LossSection(_Section):
     """Coefficients of `training.objective.LossWeights`."""
 
-    cross_entropy: float = Field(0.5, ge=0)
-    total_variation: float = Field(0.9, ge=0)
-    confidence: float = Field(0.2, ge=0)
-    decay: float = Field(4.0, gt=0)
+    cross_entropy: float = Field(default=0.5, ge=0)
+    total_variation: float = Field(default=0.9, ge=0)
+    confidence: float = Field(default=0.2, ge=0)
+    decay: float = Field(default=4.0, gt=0)
 
 
 class OptimiserSection(_Section):
@@ -85,7 +85,7 @@ class Recipe(_Section):
     target: str
     drafter: DrafterSection
     data: DataSection
-    loss: LossSection = LossSection()
+    loss: LossSection = Field(default_factory=LossSection)
     optimiser: OptimiserSection
     blocks: Annotated[tuple[BlockSection, ...], Field(max_length=8)] = ()
     seed: int = 42

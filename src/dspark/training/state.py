@@ -5,7 +5,9 @@ Every random choice of a run is a function of (seed, step), so these tensors are
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
@@ -18,7 +20,7 @@ def save_state(
     module: nn.Module,
     optimiser: optim.AdamW,
     step: int,
-    notes: dict[str, dict[str, int]] | None = None,
+    notes: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> None:
     """Replace `directory` by the state after `step` optimiser steps; a crash leaves the old state or the new one.
 
@@ -34,7 +36,7 @@ def save_state(
             if parameter in optimiser.state:
                 tensors[f"{key}.{name}"] = optimiser.state[parameter][key]
     save_file(tensors, partial / "tensors.safetensors")
-    for name, note in ((notes or {}) | {"state.json": {"step": step}}).items():
+    for name, note in ({**notes, "state.json": {"step": step}}).items():
         (partial / name).write_text(json.dumps(note) + "\n")
     old = directory.with_name(directory.name + ".old")
     shutil.rmtree(old, ignore_errors=True)

@@ -57,8 +57,8 @@ def train_step(
     norm = nn.utils.clip_grad_norm_([p for p in drafter.parameters() if p.requires_grad], clip)
     if not torch.isfinite(terms.total) or not torch.isfinite(norm):
         raise DivergenceError(
-            f"Loss {float(terms.total.detach())} with gradient norm {float(norm)}: lower optimiser.learning_rate, then resume "
-            "from the last saved state."
+            f"Loss {float(terms.total.detach())} with gradient norm {float(norm)}: "
+            "lower optimiser.learning_rate, then resume from the last saved state."
         )
     optimiser.step()
     return _result(terms, batch, float(norm))

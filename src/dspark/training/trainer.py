@@ -76,7 +76,7 @@ class Trainer:
         self._held_out_batch: Batch | None = None
 
     def run(self) -> int:
-        """Train to the recipe's last step, or until SIGINT / SIGTERM; either way the state is saved. Returns the step."""
+        """Train to the recipe's last step or until SIGINT / SIGTERM; save the state; return the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.step = self._resume()
         saved = time.monotonic()
@@ -127,7 +127,7 @@ class Trainer:
         return self.recipe.optimiser.total_steps - self.recipe.optimiser.cooldown_steps
 
     def _resume(self) -> int:
-        """Continue from `state`, or from `stable` when a raised `total_steps` puts the cool-down later than it began."""
+        """Continue from `state`, or from `stable` when this recipe cools down later than the saved run did."""
         for name in ("state", "stable"):
             step = load_state(self.directory / name, self.drafter, self.optimiser)
             cooled = self._was_cooling(name)

@@ -57,7 +57,7 @@ def start_from_layers(drafter: DSpark, target: LayerSource, last_tap: Tensor) ->
         normed = rms_norm(last_tap.float(), weights["input_layernorm.weight"], config.rms_norm_eps)
         for short in ("q", "k"):
             if f"self_attn.{short}_norm.weight" not in weights:
-                heads = (normed @ weights[f"self_attn.{short}_proj.weight"].T).unflatten(-1, (-1, config.head_dim))
+                heads = (normed @ weights[f"self_attn.{short}_proj.weight"].T).view(len(normed), -1, config.head_dim)
                 parameters[f"self_attn.{short}_norm.weight"].fill_(heads.square().mean().sqrt())
 
 
