@@ -4,6 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+FEW_ROWS = 16
+"""Up to this many new tokens, the G query heads of a group are stacked into one product with their shared keys."""
+
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
     """Attention of whole sequences: `query` [B, T, H, h] on `key`, `value` [B, T, K, h] -> [B, T, H, h].
@@ -11,7 +14,7 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, window: int | No
     Token i sees tokens max(0, i - window + 1) ... i, so right padding never reaches a real token.
     """
     length = query.shape[1]
-    mask = None if window is None or window >= length else window_mask(0, length, window)
+    mask = None if window is None or window >= length else window_mask(0, length, window, query.device)
     out = F.scaled_dot_product_attention(
         query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask, is_causal=mask is None, enable_gqa=True
     )
@@ -21,20 +24,32 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, window: int | No
 def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of T new tokens on S cached ones (themselves included) -> [T, H, h].
 
-    `query` [T, H, h]; `key`, `value` [K, S, h]; `mask` [T, S] is true where attention is allowed, None allows all.
+    `query` [T, H, h]; `key`, `value` [K, S, h]; `mask` [T, S] is added to the scores, None sees everything.
     """
+    if len(query) > FEW_ROWS:
+        out = F.scaled_dot_product_attention(
+            query.transpose(0, 1).unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask, enable_gqa=True
+        )
+        return out.squeeze(0).transpose(0, 1)
     tokens, heads, width = query.shape
-    groups = heads // key.shape[0]
-    grouped = query.view(tokens, key.shape[0], groups, width).permute(1, 2, 0, 3).reshape(-1, groups * tokens, width)
-    if mask is not None:
-        mask = mask.repeat(groups, 1)
-    out = F.scaled_dot_product_attention(grouped.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), mask)
+    groups = heads // len(key)
+    stacked = query.view(tokens, len(key), groups, width).permute(1, 2, 0, 3).reshape(-1, groups * tokens, width)
+    if tokens == 1 and mask is None:
+        out = torch.bmm(torch.bmm(stacked * width**-0.5, key.transpose(1, 2)).softmax(-1), value)
+        return out.view(1, heads, width)
+    stacked_mask = None if mask is None else mask.repeat(groups, 1)
+    out = F.scaled_dot_product_attention(stacked.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0), stacked_mask)
     return out.view(-1, groups, tokens, width).permute(2, 0, 1, 3).reshape(tokens, heads, width)
 
 
-def window_mask(past: int, tokens: int, window: int | None = None) -> Tensor:
+def window_mask(past: int, tokens: int, window: int | None = None, device: torch.device | None = None) -> Tensor:
     """[T, past + T], true where token past + i may look: not ahead, and at most `window` positions back."""
-    query = torch.arange(past, past + tokens).unsqueeze(1)
-    key = torch.arange(past + tokens).unsqueeze(0)
+    query = torch.arange(past, past + tokens, device=device).unsqueeze(1)
+    key = torch.arange(past + tokens, device=device).unsqueeze(0)
     allowed = key <= query
     return allowed if window is None else allowed & (key > query - window)
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where the boolean `mask` is true, minus infinity elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)

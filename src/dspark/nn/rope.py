@@ -60,10 +60,13 @@ class Rotary:
         return cls(plain)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [..., rotary_dim], of integer `positions` [...]."""
+        """(cos, sin), each [..., rotary_dim], of integer `positions` [...], as `apply_rotary` wants them.
+
+        The first half of `sin` is negated: a rotation is then one product with the halves swapped.
+        """
         angles = positions.float().unsqueeze(-1) * self.inverse_frequencies.to(positions.device)
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos() * self.attention_scale, angles.sin() * self.attention_scale
+        cos, sin = angles.cos() * self.attention_scale, angles.sin() * self.attention_scale
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def plain_frequencies(head_dim: int, theta: float) -> Tensor:
@@ -109,8 +112,6 @@ def _yarn_attention_scale(settings: RopeSettings) -> float:
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate `x` [..., T, heads, head_dim] by `cos`, `sin` [..., T, head_dim] (broadcast over heads)."""
-    half = x.shape[-1] // 2
-    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    """Rotate `x` [..., T, heads, head_dim] by `cos`, `sin` [..., T, head_dim] of `Rotary.at` (broadcast over heads)."""
     cos, sin = cos.unsqueeze(-2).to(x.dtype), sin.unsqueeze(-2).to(x.dtype)
-    return x * cos + rotated * sin
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

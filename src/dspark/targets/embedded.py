@@ -45,9 +45,9 @@ def load_smollm2(dtype: torch.dtype = torch.float32, cache_dir: Path | None = No
         max_positions=config.max_positions,
         eos_token_ids=config.eos_token_ids,
         weights_hash=json.loads((directory / "conversion.json").read_text())["weights_hash"],
-        template_hash=hashlib.sha256(template).hexdigest(),
+        template_hash=hashlib.sha256(template).hexdigest()[:16],
     )
-    return NativeTarget(config, info, weights, PlainKernel(dtype))
+    return NativeTarget(config, info, weights, PlainKernel(dtype), dtype)
 
 
 def wheel_file() -> Path:

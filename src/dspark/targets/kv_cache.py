@@ -28,5 +28,5 @@ class KVCache:
     def rollback(self, length: int) -> None:
         """Keep the first `length` positions."""
         if not 0 <= length <= self.length:
-            raise CapacityError(f"cannot roll back to {length}: the cache holds {self.length} positions")
+            raise CapacityError(f"cannot roll back to {length} positions: the cache holds {self.length}")
         self.length = length

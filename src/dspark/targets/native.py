@@ -6,74 +6,41 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dspark.nn.attention import cached_attention, causal_attention, window_mask
-from dspark.nn.linear import Linear, LinearKernel
-from dspark.nn.rope import Rotary, apply_rotary
+from dspark.errors import CompatibilityError
+from dspark.nn.linear import LinearKernel
+from dspark.nn.rope import Rotary
+from dspark.nn.row_norm import RowNorm
+from dspark.targets.attend import Attend, AttendCached, AttendWhole
 from dspark.targets.config import DecoderConfig
+from dspark.targets.decoder_layer import DecoderLayer
 from dspark.targets.kv_cache import KVCache
 from dspark.types import Cache, TargetInfo, TargetOutput
-
-
-class DecoderLayer:
-    """Weights of one layer; q/k/v and gate/up are each one matrix."""
-
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], kernel: LinearKernel) -> None:
-        dtype = kernel.activation_dtype
-        self.config = config
-        self.input_norm = weights["input_layernorm.weight"].to(dtype)
-        self.mlp_norm = weights["post_attention_layernorm.weight"].to(dtype)
-        self.q_norm = self.k_norm = None
-        if config.qk_norm:
-            self.q_norm = weights["self_attn.q_norm.weight"].to(dtype)
-            self.k_norm = weights["self_attn.k_norm.weight"].to(dtype)
-        self.qkv = self._fuse(weights, kernel, *(f"self_attn.{name}_proj" for name in "qkv"))
-        self.output = self._fuse(weights, kernel, "self_attn.o_proj")
-        self.gate_up = self._fuse(weights, kernel, "mlp.gate_proj", "mlp.up_proj")
-        self.down = self._fuse(weights, kernel, "mlp.down_proj")
-
-    @staticmethod
-    def _fuse(weights: Mapping[str, Tensor], kernel: LinearKernel, *names: str) -> Linear:
-        biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
-        return kernel.pack(torch.cat([weights[f"{name}.weight"] for name in names]), torch.cat(biases) if biases else None)
-
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [..., T, H, h] and keys, and values [..., T, K, h], of states [..., T, d]."""
-        config = self.config
-        heads = self.qkv(F.rms_norm(x, (config.hidden_size,), self.input_norm, config.rms_norm_eps))
-        heads = heads.unflatten(-1, (-1, config.head_dim))
-        query, key, value = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=-2)
-        if self.q_norm is not None:
-            query = F.rms_norm(query, (config.head_dim,), self.q_norm, config.rms_norm_eps)
-            key = F.rms_norm(key, (config.head_dim,), self.k_norm, config.rms_norm_eps)
-        return apply_rotary(query, cos, sin), apply_rotary(key, cos, sin), value
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Output projection, MLP and both residuals: states [..., T, d], attention output [..., T, H, h]."""
-        x = x + self.output(attended.flatten(-2))
-        hidden = self.gate_up(F.rms_norm(x, (self.config.hidden_size,), self.mlp_norm, self.config.rms_norm_eps))
-        gate, up = hidden.chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
 
 
 class NativeTarget:
     """A Llama-family decoder that implements `Target`, and a batched stateless pass for training.
 
-    `weights` maps Hugging Face names (with their `model.` prefix) to tensors and is kept for `layer_weights`.
+    `weights` maps Hugging Face names (with their `model.` prefix) to tensors, whose values the kernel multiplies; they
+    are kept for `layer_weights`. `embedding_weight` and `lm_head_weight` [V, d] are float32 or bfloat16 like `dtype`.
     """
 
     def __init__(
-        self, config: DecoderConfig, info: TargetInfo, weights: Mapping[str, Tensor], kernel: LinearKernel
+        self,
+        config: DecoderConfig,
+        info: TargetInfo,
+        weights: Mapping[str, Tensor],
+        kernel: LinearKernel,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.config = config
         self.info = info
         self.kernel = kernel
         self._weights = weights
-        dtype = kernel.activation_dtype
         self.embedding_weight = weights["model.embed_tokens.weight"].to(dtype)
         tied = config.tie_word_embeddings
         self.lm_head_weight = self.embedding_weight if tied else weights["lm_head.weight"].to(dtype)
         self._head = kernel.pack(self.lm_head_weight)
-        self._norm = weights["model.norm.weight"].to(dtype)
+        self._norm = RowNorm(weights["model.norm.weight"].to(kernel.activation_dtype), config.rms_norm_eps)
         self._rotary = Rotary.scaled(config.head_dim, config.rope)
         self._layers = [DecoderLayer(config, self.layer_weights(i), kernel) for i in range(config.num_layers)]
 
@@ -90,7 +57,7 @@ class NativeTarget:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [..., d] of `token_ids` [...]."""
-        return F.embedding(token_ids, self.embedding_weight)
+        return F.embedding(token_ids, self.embedding_weight).to(self.kernel.activation_dtype)
 
     def logits(self, last_hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] of states [..., d] after the final norm."""
@@ -98,22 +65,20 @@ class NativeTarget:
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, cache: Cache, taps: Sequence[int] = ()) -> TargetOutput:
-        """Append `token_ids` [T] to the request of `cache` and return their states."""
-        assert isinstance(cache, KVCache)
-        past, end = cache.length, cache.reserve(len(token_ids))
-        cos, sin = self._rotary.at(torch.arange(past, end))
-        mask = window_mask(past, end - past) if end - past > 1 else None
-        x = self.embed(token_ids)
-        tapped = {-1: x}
-        for index, layer in enumerate(self._layers):
-            query, key, value = layer.project(x, cos, sin)
-            keys, values = cache.keys[index], cache.values[index]
-            keys[:, past:end] = key.transpose(0, 1)
-            values[:, past:end] = value.transpose(0, 1)
-            x = layer.finish(x, cached_attention(query, keys[:, :end], values[:, :end], mask))
-            tapped[index] = x
+        """Append `token_ids` [T] to the request of `cache` and return their states.
+
+        Raises:
+            CapacityError: the tokens do not fit the cache.
+            ConfigError: a tap is no layer id.
+            CompatibilityError: the cache is not of this target.
+        """
+        if not isinstance(cache, KVCache) or len(cache.keys) != self.config.num_layers:
+            raise CompatibilityError("this cache belongs to another target; use the one that `new_cache` returned")
+        attend = AttendCached(cache, len(token_ids), self.config.windows)
+        start, end = cache.length, cache.reserve(len(token_ids))
+        output = self._run(token_ids, torch.arange(start, end), attend, taps)
         cache.length = end
-        return self._output(x, tapped, taps)
+        return output
 
     @torch.no_grad()
     def states(self, token_ids: Tensor, lengths: Tensor | None = None, taps: Sequence[int] = ()) -> TargetOutput:
@@ -121,21 +86,21 @@ class NativeTarget:
 
         Attention is causal, so padding never reaches a real token; with `lengths` [B] the states of padding are zero.
         """
-        cos, sin = self._rotary.at(torch.arange(token_ids.shape[1]))
-        x = self.embed(token_ids)
-        tapped = {-1: x}
-        for index, layer in enumerate(self._layers):
-            x = layer.finish(x, causal_attention(*layer.project(x, cos, sin), self.config.windows[index]))
-            if index in taps:
-                tapped[index] = x
-        output = self._output(x, tapped, taps)
+        positions = torch.arange(token_ids.shape[1])
+        output = self._run(token_ids, positions, AttendWhole(self.config.windows), taps)
         if lengths is None:
             return output
-        real = (torch.arange(token_ids.shape[1]) < lengths.unsqueeze(1)).unsqueeze(-1)
+        real = (positions < lengths.unsqueeze(1)).unsqueeze(-1)
         return TargetOutput(output.last_hidden * real, output.features * real)
 
-    def _output(self, x: Tensor, tapped: Mapping[int, Tensor], taps: Sequence[int]) -> TargetOutput:
-        self.config.check_taps(tuple(taps))
-        last = F.rms_norm(x, (self.config.hidden_size,), self._norm, self.config.rms_norm_eps)
+    def _run(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Sequence[int]) -> TargetOutput:
+        self.config.check_taps(taps)
+        x = self.embed(token_ids)
+        cos, sin = (table.unsqueeze(-2).to(x.dtype) for table in self._rotary.at(positions))
+        tapped = {-1: x}
+        for index, layer in enumerate(self._layers):
+            x = layer.finish(x, attend(index, *layer.project(x, cos, sin)))
+            if index in taps:
+                tapped[index] = x
         features = torch.cat([tapped[layer] for layer in taps], dim=-1) if taps else x.new_empty(*x.shape[:-1], 0)
-        return TargetOutput(last, features)
+        return TargetOutput(self._norm(x), features)

@@ -1,0 +1,57 @@
+"""One decoder layer of the Llama family."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dspark.nn.linear import Linear, LinearKernel
+from dspark.nn.row_norm import RowNorm
+from dspark.targets.config import DecoderConfig
+
+
+class DecoderLayer:
+    """Weights of one layer, by Hugging Face names; q/k/v and gate/up are each one matrix product."""
+
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], kernel: LinearKernel) -> None:
+        def norm(name: str) -> RowNorm:
+            return RowNorm(weights[f"{name}.weight"].to(kernel.activation_dtype), config.rms_norm_eps)
+
+        self._heads = (config.num_heads, config.num_kv_heads)
+        self._head_dim = config.head_dim
+        self._input_norm = norm("input_layernorm")
+        self._mlp_norm = norm("post_attention_layernorm")
+        self._query_norm = norm("self_attn.q_norm") if config.qk_norm else None
+        self._key_norm = norm("self_attn.k_norm") if config.qk_norm else None
+        self._qkv = _fuse(weights, kernel, *(f"self_attn.{name}_proj" for name in "qkv"))
+        self._output = _fuse(weights, kernel, "self_attn.o_proj")
+        self._gate_up = _fuse(weights, kernel, "mlp.gate_proj", "mlp.up_proj")
+        self._down = _fuse(weights, kernel, "mlp.down_proj")
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [..., T, H, h] and keys, and values [..., T, K, h], of states [..., T, d].
+
+        `cos`, `sin` [T, 1, h] as `Rotary.at` makes them.
+        """
+        heads, kv_heads = self._heads
+        projected = self._qkv(self._input_norm(x)).unflatten(-1, (-1, self._head_dim))
+        rotating, value = projected.split((heads + kv_heads, kv_heads), dim=-2)
+        if self._query_norm is not None and self._key_norm is not None:
+            query, key = rotating.split(self._heads, dim=-2)
+            rotating = torch.cat((self._query_norm(query), self._key_norm(key)), dim=-2)
+        rotated = torch.addcmul(rotating * cos, rotating.roll(self._head_dim // 2, -1), sin)
+        query, key = rotated.split(self._heads, dim=-2)
+        return query, key, value
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Output projection, MLP and both residuals: states [..., T, d] and attention output [..., T, H, h]."""
+        x = self._output(attended.flatten(-2)).add_(x)
+        gate, up = self._gate_up(self._mlp_norm(x)).chunk(2, dim=-1)
+        return self._down(F.silu(gate).mul_(up)).add_(x)
+
+
+def _fuse(weights: Mapping[str, Tensor], kernel: LinearKernel, *names: str) -> Linear:
+    """One linear layer whose output is that of `names`, in order."""
+    biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
+    return kernel.pack(torch.cat([weights[f"{name}.weight"] for name in names]), torch.cat(biases) if biases else None)
