@@ -1,0 +1,1 @@
+"""How good a drafter is: accepted length over prompt sets, with intervals."""

@@ -1,0 +1,157 @@
+"""Tau and acceptance by position over prompt sets, prompt by prompt, resumable."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dspark.core.tau import Round, RoundTally
+from dspark.errors import CompatibilityError, FormatError
+from dspark.evaluation.bootstrap import Sample, mean_ratio_interval, ratio_interval
+from dspark.evaluation.prompts import Prompt, PromptSet
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOutcome:
+    """What decoding one prompt gave: its rounds and the seconds it took (prefill apart)."""
+
+    tally: RoundTally
+    decode_seconds: float
+    prefill_seconds: float
+
+
+DecodePrompt = Callable[[Prompt, int], PromptOutcome]
+"""Decode a prompt with a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetReport:
+    """One set's figures; `tau_ci95` by bootstrap over prompts."""
+
+    name: str
+    tau: float
+    tau_ci95: tuple[float, float]
+    prompts: int
+    tally: RoundTally
+    decode_seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The shape scripts rely on: tau, tau_ci95, prompts and the metrics of the rounds."""
+        seconds = self.decode_seconds
+        metrics = self.tally.metrics()
+        speed = self.tally.output_tokens / seconds if seconds else 0.0
+        return {"tau_ci95": list(self.tau_ci95), "prompts": self.prompts, "tokens_per_second": speed, **metrics}
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """All sets, and the plain mean of their taus with its interval."""
+
+    sets: tuple[SetReport, ...]
+    mean_tau: float
+    mean_tau_ci95: tuple[float, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """{"sets": {name: ...}, "mean_tau", "mean_tau_ci95"}."""
+        return {
+            "sets": {report.name: report.as_json() for report in self.sets},
+            "mean_tau": self.mean_tau,
+            "mean_tau_ci95": list(self.mean_tau_ci95),
+        }
+
+
+class Journal:
+    """Outcomes of finished prompts, one JSON line each, so that an interrupted evaluation goes on where it stopped.
+
+    The first line holds the settings; a journal of other settings is refused rather than mixed in.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+        self._path = path
+        self._done: dict[tuple[str, str], PromptOutcome] = {}
+        if path is not None:
+            self._open(path, json.loads(json.dumps(settings)))
+
+    def find(self, set_name: str, prompt: Prompt) -> PromptOutcome | None:
+        """The outcome recorded for a prompt, if any."""
+        return self._done.get((set_name, prompt.id))
+
+    def record(self, set_name: str, prompt: Prompt, outcome: PromptOutcome) -> None:
+        """Append an outcome at once."""
+        self._done[set_name, prompt.id] = outcome
+        if self._path is not None:
+            self._append({"set": set_name, "prompt": prompt.id, **_to_json(outcome)})
+
+    def _open(self, path: Path, settings: Any) -> None:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._append({"settings": settings})
+            return
+        try:
+            first, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            found = first["settings"]
+            self._done = {(row["set"], row["prompt"]): _from_json(row) for row in rows}
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError(f"{path} is not an evaluation journal: {error}. Remove it or name another.") from error
+        if found != settings:
+            different = sorted(key for key in settings if found.get(key) != settings[key])
+            raise CompatibilityError(
+                f"{path} was made with other settings ({', '.join(different) or 'fewer keys'} differ). Name another."
+            )
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        assert self._path is not None
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def evaluate(
+    decode: DecodePrompt,
+    sets: Sequence[PromptSet],
+    seed: int = 0,
+    journal: Journal | None = None,
+    watch: Callable[[str, PromptOutcome], None] = lambda name, outcome: None,
+) -> EvalReport:
+    """Decode every prompt (seed + its index, as DeepSpec does) and report tau per set and on average."""
+    journal = journal or Journal(None, {})
+    reports, groups = [], []
+    for prompts in sets:
+        outcomes = []
+        for index, prompt in enumerate(prompts.prompts):
+            outcome = journal.find(prompts.name, prompt)
+            if outcome is None:
+                outcome = decode(prompt, seed + index)
+                journal.record(prompts.name, prompt, outcome)
+            outcomes.append(outcome)
+            watch(prompts.name, outcome)
+        reports.append(_report(prompts.name, outcomes))
+        groups.append(_samples(outcomes))
+    mean = sum(report.tau for report in reports) / len(reports)
+    return EvalReport(tuple(reports), mean, mean_ratio_interval(groups))
+
+
+def _report(name: str, outcomes: Sequence[PromptOutcome]) -> SetReport:
+    tally = RoundTally.merged(outcome.tally for outcome in outcomes)
+    interval = ratio_interval(_samples(outcomes))
+    return SetReport(name, tally.tau, interval, len(outcomes), tally, sum(o.decode_seconds for o in outcomes))
+
+
+def _samples(outcomes: Sequence[PromptOutcome]) -> list[Sample]:
+    return [Sample(outcome.tally.acceptance_length, outcome.tally.rounds) for outcome in outcomes]
+
+
+def _to_json(outcome: PromptOutcome) -> dict[str, Any]:
+    rounds = [
+        [entry.drafted, entry.verified, entry.accepted, entry.emitted, entry.ended, count]
+        for entry, count in sorted(outcome.tally.entries.items(), key=lambda item: repr(item[0]))
+    ]
+    seconds = {"decode_seconds": outcome.decode_seconds, "prefill_seconds": outcome.prefill_seconds}
+    return {"rounds": rounds, "first_tokens": outcome.tally.first_tokens, **seconds}
+
+
+def _from_json(row: Mapping[str, Any]) -> PromptOutcome:
+    tally = RoundTally(first_tokens=row["first_tokens"])
+    for *fields, count in row["rounds"]:
+        tally.entries[Round(*fields)] += count
+    return PromptOutcome(tally, row["decode_seconds"], row["prefill_seconds"])
