@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dspark.core.masks import BlockLayout, Tile
-from dspark.drafters.config import DrafterConfig
+from dspark.drafters.config import DecoderShape
 from dspark.nn.norm import RMSNorm
 from dspark.nn.rope import apply_rotary
 
@@ -23,16 +23,16 @@ TILE = 32
 
 
 class DraftAttention(nn.Module):
-    """Qwen3-style attention whose k/v projections serve the context features and the block alike."""
+    """Qwen3-style attention on states of `input_width`; k/v projections serve context features and blocks alike."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DecoderShape, input_width: int) -> None:
         super().__init__()
-        width, bias, self.head_dim = config.hidden_size, config.attention_bias, config.head_dim
+        bias, self.head_dim = config.attention_bias, config.head_dim
         queries, keys = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
-        self.q_proj = nn.Linear(width, queries, bias=bias)
-        self.k_proj = nn.Linear(width, keys, bias=bias)
-        self.v_proj = nn.Linear(width, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, width, bias=bias)
+        self.q_proj = nn.Linear(input_width, queries, bias=bias)
+        self.k_proj = nn.Linear(input_width, keys, bias=bias)
+        self.v_proj = nn.Linear(input_width, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
@@ -79,10 +79,10 @@ def _attend_tile(q: Tensor, k: Tensor, v: Tensor, context: KeyValue, tile: Tile)
     return output.view(groups, blocks, slots, -1, width).permute(1, 2, 0, 3, 4).reshape(q.shape)
 
 
-def attend_all(keys: Tensor, values: Tensor, length: int) -> Attend:
+def attend_cached(keys: Tensor, values: Tensor, length: int, causal: bool = False) -> Attend:
     """Inference attention of one block over a layer's cache [K, capacity, h] holding `length` context positions.
 
-    The block's own K/V are written behind the context, where the next extension overwrites them; no mask is needed.
+    The block's own K/V are written behind the context. Unless `causal`, every slot sees all of them.
     """
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -91,7 +91,11 @@ def attend_all(keys: Tensor, values: Tensor, length: int) -> Attend:
         keys[:, length:end] = k[0].transpose(0, 1)
         values[:, length:end] = v[0].transpose(0, 1)
         rows = q[0].view(slots, groups, -1, width).transpose(0, 1).reshape(1, groups, -1, width)
-        output = nn.functional.scaled_dot_product_attention(rows, keys[None, :, :end], values[None, :, :end])
+        mask = None
+        if causal and slots > 1:
+            visible = torch.ones(slots, end, dtype=torch.bool, device=q.device).tril(length)
+            mask = visible.repeat_interleave(heads // groups, dim=0)
+        output = nn.functional.scaled_dot_product_attention(rows, keys[None, :, :end], values[None, :, :end], mask)
         return output.view(groups, slots, heads // groups, width).transpose(0, 1).reshape(1, slots, heads, width)
 
     return attend

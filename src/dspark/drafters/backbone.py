@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from dspark.core.masks import BlockLayout
-from dspark.drafters.attention import TILE, Attend, DraftAttention, Rope, attend_all, attend_tiles
+from dspark.drafters.attention import TILE, Attend, DraftAttention, Rope, attend_cached, attend_tiles
 from dspark.drafters.cache import DraftCache
 from dspark.drafters.config import DrafterConfig
 from dspark.nn.norm import RMSNorm
 from dspark.nn.rope import Rotary
+from dspark.types import Cache
 
 
 class DraftMLP(nn.Module):
@@ -37,7 +38,7 @@ class DraftLayer(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = DraftAttention(config)
+        self.self_attn = DraftAttention(config, config.hidden_size)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = DraftMLP(config.hidden_size, config.intermediate_size)
 
@@ -108,22 +109,23 @@ class DFlash(nn.Module):
 
     def new_cache(self, capacity: int) -> DraftCache:
         """Empty context K/V for up to `capacity` committed positions."""
-        return DraftCache(self.config, capacity, self.fc.weight.dtype, self.fc.weight.device)
+        return DraftCache(self.config, capacity, self.config.block_size, self.fc.weight)
 
     @torch.no_grad()
-    def extend(self, features: Tensor, cache: DraftCache) -> None:
+    def extend(self, features: Tensor, cache: Cache) -> None:
         """Append the context K/V of the next T positions, from their features [T, m * d]; earlier ones stay."""
-        positions = torch.tensor(cache.reserve(len(features)), device=self.fc.weight.device)
+        own = DraftCache.own(cache)
+        positions = torch.tensor(own.reserve(len(features)), device=self.fc.weight.device)
         context, rope = self.context(features), self.rotary.at(positions)
         for index, layer in enumerate(self._draft_layers()):
-            cache.append(index, *layer.self_attn.keys_values(context, rope))
-        cache.length += len(features)
+            own.append(index, *layer.self_attn.keys_values(context, rope))
+        own.length += len(features)
 
     @torch.no_grad()
     def block_states(self, anchor: int, cache: DraftCache, gamma: int) -> Tensor:
         """Hidden states [gamma, d] of the block whose anchor stands at position `cache.length`."""
         device = self.fc.weight.device
         positions = cache.length + torch.arange(gamma, device=device)
-        attends = [attend_all(k, v, cache.length) for k, v in zip(cache.keys, cache.values, strict=True)]
+        attends = [attend_cached(k, v, cache.length) for k, v in zip(cache.keys, cache.values, strict=True)]
         blocks = self.embed_blocks(torch.tensor([anchor], device=device), gamma)
         return self.run_blocks(blocks, positions[None], attends)[0]

@@ -3,20 +3,32 @@
 import torch
 from torch import Tensor
 
-from dspark.drafters.config import DrafterConfig
-from dspark.errors import CapacityError
+from dspark.drafters.config import DecoderShape
+from dspark.errors import CapacityError, CompatibilityError
+from dspark.types import Cache
 
 
 class DraftCache:
-    """Keys and values [L, K, capacity + gamma, h] of the first `length` positions; the last gamma rows are scratch."""
+    """Keys and values [L, K, capacity + scratch, h], of which the first `length` positions are context.
 
-    def __init__(self, config: DrafterConfig, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
-        rows = capacity + config.block_size
-        shape = (config.num_hidden_layers, config.num_key_value_heads, rows, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+    A block being drafted writes its own behind them, into at most `scratch` rows that nobody keeps.
+    """
+
+    def __init__(self, config: DecoderShape, capacity: int, scratch: int, like: Tensor) -> None:
+        shape = (config.num_hidden_layers, config.num_key_value_heads, capacity + scratch, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.values = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.capacity = capacity
         self.length = 0
+
+    @classmethod
+    def own(cls, cache: Cache) -> "DraftCache":
+        """`cache` itself. Raises CompatibilityError when another kind of model opened it."""
+        if not isinstance(cache, cls):
+            raise CompatibilityError(
+                f"found a {type(cache).__name__}, expected a cache from this drafter's new_cache()"
+            )
+        return cache
 
     def reserve(self, tokens: int) -> range:
         """Positions of the next `tokens` context tokens. Raises CapacityError when they do not fit."""

@@ -3,8 +3,30 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from typing import Protocol
 
 from dspark.errors import ConfigError
+
+
+class DecoderShape(Protocol):
+    """Sizes that every kind of drafter shares."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @property
+    def attention_bias(self) -> bool: ...
 
 
 class HeadKind(StrEnum):
@@ -48,8 +70,10 @@ class DrafterConfig:
     max_position_embeddings: int = 32_768
 
     def __post_init__(self) -> None:
-        _check_sizes(self)
-        _check_target_layers(self.target_layer_ids, self.num_target_layers)
+        check_decoder_shape(self)
+        if self.block_size < 1:
+            raise ConfigError(f"block_size is {self.block_size}; expected at least 1")
+        check_target_layers(self.target_layer_ids, self.num_target_layers)
         _check_vocabulary(self)
         _check_heads(self)
 
@@ -82,9 +106,10 @@ def spread_target_layers(num_target_layers: int, taps: int = 5) -> tuple[int, ..
     return tuple(round(1 + i * step) for i in range(taps))
 
 
-def _check_sizes(config: DrafterConfig) -> None:
+def check_decoder_shape(config: DecoderShape) -> None:
+    """Raises ConfigError for sizes that no Qwen3-style decoder layer can have."""
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-                 "head_dim", "vocab_size", "num_target_layers", "block_size"):  # fmt: skip
+                 "head_dim", "vocab_size", "num_target_layers"):  # fmt: skip
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} is {getattr(config, name)}; expected at least 1")
     if config.num_attention_heads % config.num_key_value_heads:
@@ -96,7 +121,8 @@ def _check_sizes(config: DrafterConfig) -> None:
         raise ConfigError(f"head_dim is {config.head_dim}; rotary positions need an even number")
 
 
-def _check_target_layers(ids: tuple[int, ...], num_target_layers: int) -> None:
+def check_target_layers(ids: tuple[int, ...], num_target_layers: int) -> None:
+    """Raises ConfigError unless `ids` increase strictly within [-1, N - 2]."""
     if not ids:
         raise ConfigError("target_layer_ids is empty; name at least one target layer to read features from")
     if any(b <= a for a, b in pairwise(ids)):

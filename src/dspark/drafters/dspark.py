@@ -12,7 +12,7 @@ from dspark.drafters.confidence import ConfidenceHead
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.heads import build_head
 from dspark.errors import ConfigError
-from dspark.types import DrafterInfo
+from dspark.types import Cache, DrafterInfo
 
 
 class DSpark(DFlash):
@@ -20,7 +20,7 @@ class DSpark(DFlash):
 
     `embedding` [V, d] and `head` [V, d] are the target's (frozen, aliased: neither parameters nor saved). With a
     pruned draft vocabulary, `draft_token_ids` [V_draft] lists the kept target ids in draft order and the head keeps
-    their rows; the sequential head still embeds target ids.
+    their rows (a head of V_draft rows is taken as kept already); the sequential head still embeds target ids.
     """
 
     head: Tensor
@@ -38,8 +38,7 @@ class DSpark(DFlash):
         super().__init__(config, embedding)
         self.markov_head = build_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
-        rows = head.detach() if draft_token_ids is None else head.detach()[draft_token_ids]
-        self.register_buffer("head", rows, persistent=False)
+        self.register_buffer("head", _draft_rows(head.detach(), draft_token_ids), persistent=False)
         self.register_buffer("draft_token_ids", draft_token_ids, persistent=False)
         self.info = DrafterInfo(name, config.block_size, config.target_layer_ids, config.vocab_size, draft_token_ids)
 
@@ -81,7 +80,7 @@ class DSpark(DFlash):
         logits: Tensor = self.confidence_head(hidden, self._confidence_embedding(previous))
         return logits
 
-    def begin(self, anchor: int, cache: DraftCache, gamma: int | None = None) -> "DSparkBlock":
+    def begin(self, anchor: int, cache: Cache, gamma: int | None = None) -> "DSparkBlock":
         """Run the backbone on [anchor, mask x (gamma - 1)]; the anchor stands at position `cache.length`.
 
         Raises ConfigError when `gamma` is not in [1, block_size].
@@ -89,7 +88,7 @@ class DSpark(DFlash):
         gamma = self.config.block_size if gamma is None else gamma
         if not 1 <= gamma <= self.config.block_size:
             raise ConfigError(f"gamma {gamma} is outside [1, {self.config.block_size}], the drafter's block size")
-        return DSparkBlock(self, self.block_states(anchor, cache, gamma))
+        return DSparkBlock(self, self.block_states(anchor, DraftCache.own(cache), gamma))
 
     def _confidence_embedding(self, previous: Tensor) -> Tensor | None:
         if self.markov_head is None or not self.config.confidence_reads_markov:
@@ -122,11 +121,20 @@ class DSparkBlock:
         return logits.float(), None if confidence is None else float(confidence)
 
 
+def _draft_rows(head: Tensor, draft_token_ids: Tensor | None) -> Tensor:
+    if draft_token_ids is None or len(head) == len(draft_token_ids):
+        return head
+    return head[draft_token_ids]
+
+
 def _check_shared(config: DrafterConfig, embedding: Tensor, head: Tensor, draft_token_ids: Tensor | None) -> None:
-    expected = (config.vocab_size, config.hidden_size)
-    for name, tensor in (("embedding", embedding), ("head", head)):
-        if tuple(tensor.shape) != expected:
-            raise ConfigError(f"the target's {name} is {list(tensor.shape)}, the drafter expects {list(expected)}")
+    width = config.hidden_size
+    for name, tensor, rows in (
+        ("embedding", embedding, {config.vocab_size}),
+        ("head", head, {config.vocab_size, config.draft_vocabulary}),
+    ):
+        if tensor.shape[0] not in rows or tensor.shape[1] != width:
+            raise ConfigError(f"the target's {name} is {list(tensor.shape)}, expected {sorted(rows)} rows of {width}")
     kept = None if draft_token_ids is None else len(draft_token_ids)
     if kept != config.draft_vocab_size:
         raise ConfigError(f"draft_vocab_size is {config.draft_vocab_size}, but {kept} draft token ids were given")
