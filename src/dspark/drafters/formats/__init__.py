@@ -1,0 +1,1 @@
+"""Checkpoint packagings: one file each, plus what they share."""

@@ -1,0 +1,33 @@
+"""What a drafter directory says about itself beyond its sizes: layout, the target it was trained for, and how."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Layout(StrEnum):
+    """What slot k of a block [anchor at position p, masks] predicts.
+
+    Anchor-first: position p + k + 1, gamma drafts from gamma slots. Fill-in: position p + k, so the anchor's slot
+    predicts nothing (z-lab's DFlash, old speculators exports).
+    """
+
+    ANCHOR_FIRST = "anchor_first"
+    FILL_IN = "fill_in"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterExtras:
+    """The `dspark` key of config.json. Empty strings and None mean: not recorded.
+
+    `target_hash` and `template_hash` are compared on load; `training` is a summary for people.
+    """
+
+    name: str = ""
+    layout: Layout | None = None
+    target_name: str = ""
+    target_hash: str = ""
+    template_hash: str = ""
+    thinking: bool | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,124 @@
+"""Opening a drafter for a target, and saving one: the front door of this folder."""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dspark.drafters.config import DrafterConfig
+from dspark.drafters.dspark import DSpark
+from dspark.drafters.eagle3 import Eagle3Config
+from dspark.drafters.extras import DrafterExtras
+from dspark.drafters.formats.deepspec import EMBEDDING, HEAD, Checkpoint, build_dspark, open_checkpoint, write_dspark
+from dspark.drafters.formats.weight_files import WeightFiles
+from dspark.errors import CompatibilityError
+from dspark.types import TargetInfo
+
+SAMPLED_ROWS = 256
+FOREIGN = 0.25
+"""Relative difference of embeddings beyond which they belong to another model; 4-bit quantisation stays below 0.1."""
+
+
+class SharingTarget(Protocol):
+    """A target that lends a drafter its embedding and LM head, each [V, d]."""
+
+    @property
+    def info(self) -> TargetInfo: ...
+    @property
+    def embedding_weight(self) -> Tensor: ...
+    @property
+    def lm_head_weight(self) -> Tensor: ...
+
+
+def load_drafter(path: Path | str, target: SharingTarget, dtype: torch.dtype = torch.float32) -> DSpark:
+    """The DSpark or DFlash drafter in directory `path`, sharing `target`'s embedding and head.
+
+    Raises FormatError for what cannot be read, and CompatibilityError when the drafter belongs to another target.
+    """
+    checkpoint = open_checkpoint(Path(path))
+    if isinstance(checkpoint.config, Eagle3Config):
+        raise CompatibilityError(
+            f"{path} is an Eagle3 drafter, which can be inspected but not decoded with; use a DSpark"
+        )
+    check_target(checkpoint, target)
+    drafter = build_dspark(checkpoint, target.embedding_weight, target.lm_head_weight, dtype)
+    return drafter.eval().requires_grad_(False)
+
+
+def save_drafter(
+    drafter: DSpark,
+    directory: Path | str,
+    extras: DrafterExtras,
+    dtype: torch.dtype = torch.bfloat16,
+    include_shared: bool = False,
+) -> None:
+    """Write `drafter` as a DeepSpec directory with our `extras`.
+
+    The target's embedding and head are left out unless `include_shared`, which other engines may ask for.
+    """
+    write_dspark(drafter, Path(directory), extras, dtype, include_shared)
+
+
+def extras_for(target: TargetInfo, name: str = "", thinking: bool | None = None) -> DrafterExtras:
+    """Extras that bind a drafter to `target`; add a training summary with `dataclasses.replace`."""
+    return DrafterExtras(
+        name=name,
+        target_name=target.name,
+        target_hash=target.weights_hash,
+        template_hash=target.template_hash,
+        thinking=thinking,
+    )
+
+
+def check_target(checkpoint: Checkpoint, target: SharingTarget) -> None:
+    """Raises CompatibilityError unless sizes, recorded names and hashes, and stored embeddings fit `target`."""
+    config, source, info = checkpoint.config, checkpoint.weights.directory, target.info
+    _check_sizes(config, info, source)
+    _check_binding(checkpoint.extras, info, source)
+    _check_copy(checkpoint.weights, EMBEDDING, target.embedding_weight)
+    if not isinstance(config, DrafterConfig) or config.draft_vocab_size is None:
+        _check_copy(checkpoint.weights, HEAD, target.lm_head_weight)
+
+
+def _check_sizes(config: DrafterConfig | Eagle3Config, info: TargetInfo, source: Path) -> None:
+    for what, drafter, target in (
+        ("hidden_size", config.hidden_size, info.hidden_size),
+        ("vocab_size", config.vocab_size, info.vocab_size),
+        ("num_target_layers", config.num_target_layers, info.num_layers),
+    ):
+        if drafter != target:
+            raise CompatibilityError(
+                f"{source} was trained for a target with {what} {drafter}, but {info.name} has {target}; "
+                "use a drafter of this target"
+            )
+
+
+def _check_binding(extras: DrafterExtras, info: TargetInfo, source: Path) -> None:
+    hashes = extras.target_hash and info.weights_hash
+    if hashes and extras.target_hash != info.weights_hash:
+        raise CompatibilityError(
+            f"{source} was trained for weights {extras.target_hash[:12]} of {extras.target_name or 'its target'}, but "
+            f"{info.name} has weights {info.weights_hash[:12]}; load the target it was trained for"
+        )
+    if not hashes and extras.target_name and extras.target_name != info.name:
+        raise CompatibilityError(f"{source} was trained for {extras.target_name!r}, but the target is {info.name!r}")
+    if extras.template_hash and info.template_hash and extras.template_hash != info.template_hash:
+        raise CompatibilityError(
+            f"{source} was trained with chat template {extras.template_hash[:12]}, but {info.name} renders with "
+            f"{info.template_hash[:12]}; use the template it was trained with"
+        )
+
+
+def _check_copy(weights: WeightFiles, name: str, own: Tensor) -> None:
+    """Compare a frozen copy in the file with the target's tensor on some rows: the only binding DeepSpec records."""
+    if name not in weights.files:
+        return
+    numbers, rows = weights.sample_rows(name, SAMPLED_ROWS)
+    expected = own[numbers].float()
+    difference = float((rows.float() - expected).norm() / expected.norm())
+    if difference > FOREIGN:
+        raise CompatibilityError(
+            f"{weights.directory}: its copy of the target's {name} differs from this target's by {difference:.0%}; "
+            "it was trained for another model"
+        )
