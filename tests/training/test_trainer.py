@@ -20,7 +20,7 @@ def make_trainer(
 ) -> Trainer:
     target, answers = TinyTarget(), tiny_answers()
     teacher = Teacher(target, recipe.drafter.target_layer_ids, recipe.data.teacher_top_k)
-    drafter = build_drafter(recipe, target, 10_000.0, answers, teacher)
+    drafter = build_drafter(recipe, target, answers, teacher)
     watch = (seen if seen is not None else []).append
     return Trainer(recipe, drafter, teacher, answers, directory, cadence or Cadence(2, 1e9), watch)
 

@@ -17,12 +17,18 @@ VOCAB, WIDTH, LAYERS = 31, 16, 6
 
 
 @dataclass(frozen=True)
+class Rope:
+    theta: float = 10_000.0
+
+
+@dataclass(frozen=True)
 class Shape:
     intermediate_size: int = 24
     num_heads: int = 2
     num_kv_heads: int = 1
     head_dim: int = 8
     rms_norm_eps: float = 1e-6
+    rope: Rope = Rope()
 
 
 class TinyTarget:

@@ -30,8 +30,8 @@ class ChatTemplate:
 
     @property
     def hash(self) -> str:
-        """First 16 hex digits of the template's sha256: stored in every artefact and compared on load."""
-        return hashlib.sha256(self.source.encode()).hexdigest()[:16]
+        """sha256 of the template, as `TargetInfo.template_hash` has it: stored in every artefact, compared on load."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
 
     @cached_property
     def _compiled(self) -> Template:

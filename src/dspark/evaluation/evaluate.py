@@ -40,7 +40,7 @@ class SetReport:
         """The shape scripts rely on: tau, tau_ci95, prompts and the metrics of the rounds."""
         seconds = self.decode_seconds
         metrics = self.tally.metrics()
-        speed = self.tally.output_tokens / seconds if seconds else 0.0
+        speed = self.tally.tokens_per_target_forward * self.tally.rounds / seconds if seconds else 0.0
         return {"tau_ci95": list(self.tau_ci95), "prompts": self.prompts, "tokens_per_second": speed, **metrics}
 
 

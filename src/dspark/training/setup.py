@@ -43,9 +43,18 @@ class DecoderShape(Protocol):
     def head_dim(self) -> int: ...
     @property
     def rms_norm_eps(self) -> float: ...
+    @property
+    def rope(self) -> "RotaryShape": ...
 
 
-def drafter_config(recipe: Recipe, target: TrainableTarget, rope_theta: float) -> DrafterConfig:
+class RotaryShape(Protocol):
+    """The target's rotary base; drafters use it without scaling."""
+
+    @property
+    def theta(self) -> float: ...
+
+
+def drafter_config(recipe: Recipe, target: TrainableTarget) -> DrafterConfig:
     """The drafter's shape: the target's widths, the recipe's depth, taps and heads."""
     section, shape, info = recipe.drafter, target.config, target.info
     return DrafterConfig(
@@ -66,16 +75,14 @@ def drafter_config(recipe: Recipe, target: TrainableTarget, rope_theta: float) -
         confidence_head_with_markov=section.markov_rank > 0,
         draft_vocab_size=section.draft_vocab_size,
         rms_norm_eps=shape.rms_norm_eps,
-        rope_theta=rope_theta,
+        rope_theta=shape.rope.theta,
         max_position_embeddings=info.max_positions,
     )
 
 
-def build_drafter(
-    recipe: Recipe, target: TrainableTarget, rope_theta: float, answers: Sequence[Answer], teacher: Teacher
-) -> DSpark:
+def build_drafter(recipe: Recipe, target: TrainableTarget, answers: Sequence[Answer], teacher: Teacher) -> DSpark:
     """A fresh drafter for `target`, with the starts that the recipe asks for; `answers` give vocabulary and bigrams."""
-    config = drafter_config(recipe, target, rope_theta)
+    config = drafter_config(recipe, target)
     size = config.draft_vocab_size
     kept = None if size is None else draft_vocabulary(answers, size)
     drafter = DSpark(config, target.embedding_weight, target.lm_head_weight, kept)

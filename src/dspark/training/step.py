@@ -1,6 +1,7 @@
 """One training step of a drafter: forward over packed blocks, sparse loss, backward, clipped AdamW update."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -30,6 +31,11 @@ class StepResult:
     def tau(self) -> float:
         """1 + sum_k prod_{j <= k} alpha_j: the expected accepted length if slots were independent."""
         return 1.0 + float(self.acceptance.nan_to_num(0.0).cumprod(0).sum())
+
+    def as_json(self) -> dict[str, Any]:
+        """All figures, with tau."""
+        rounded = [round(rate, 4) for rate in self.acceptance.nan_to_num(0.0).tolist()]
+        return asdict(self) | {"acceptance": rounded, "tau": self.tau}
 
 
 def forward(drafter: DSpark, batch: Batch, weights: LossWeights) -> LossTerms:

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -148,9 +148,9 @@ class Trainer:
         save_state(self.directory / name, self.drafter, self.optimiser, self.step, notes)
 
     def _log(self, progress: Progress) -> None:
-        row = {"step": progress.step, "time": time.time(), "seconds": progress.seconds, **_figures(progress.result)}
+        row = {"step": progress.step, "time": time.time(), "seconds": progress.seconds, **progress.result.as_json()}
         if progress.held_out is not None:
-            row["held_out"] = _figures(progress.held_out)
+            row["held_out"] = progress.held_out.as_json()
         with (self.directory / "metrics.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(row) + "\n")
 
@@ -172,12 +172,6 @@ def _draft_index(drafter: DSpark) -> Tensor | None:
     index = torch.full((drafter.config.vocab_size,), -1)
     index[drafter.draft_token_ids] = torch.arange(len(drafter.draft_token_ids))
     return index
-
-
-def _figures(result: StepResult) -> dict[str, object]:
-    figures = asdict(result) | {"tau": result.tau}
-    figures["acceptance"] = [round(a, 4) for a in result.acceptance.nan_to_num(0.0).tolist()]
-    return figures
 
 
 @contextmanager

@@ -1,0 +1,87 @@
+"""`train`: a recipe in, a drafter directory out. What the command line and the public API call."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dspark.data.answers import read_answers
+from dspark.drafters.dspark import DSpark
+from dspark.drafters.registry import extras_for, save_drafter
+from dspark.errors import CompatibilityError
+from dspark.training.recipe import Recipe
+from dspark.training.setup import TrainableTarget, build_drafter, teacher_of
+from dspark.training.step import StepResult
+from dspark.training.trainer import Cadence, Progress, Trainer
+
+DRAFTER_DIRECTORY = "drafter"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """Where a run stands: `finished` when it reached its last step. `held_out` is None without held-out answers."""
+
+    directory: Path
+    drafter_directory: Path
+    step: int
+    finished: bool
+    parameters: int
+    held_out: StepResult | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `dspark train --json` prints."""
+        return {
+            "drafter": str(self.drafter_directory),
+            "step": self.step,
+            "finished": self.finished,
+            "parameters": self.parameters,
+            "held_out": None if self.held_out is None else self.held_out.as_json(),
+        }
+
+
+def train(
+    recipe: Recipe,
+    target: TrainableTarget,
+    directory: Path,
+    teacher_directory: Path | None = None,
+    cadence: Cadence | None = None,
+    watch: Callable[[Progress], None] = lambda progress: None,
+) -> TrainReport:
+    """Train the recipe's drafter for `target` in `directory`, resuming what is there, and export it to `drafter/`.
+
+    `teacher_directory` keeps the target's features and laws on disk for later epochs and runs. The drafter is exported
+    also when the run was stopped before its last step.
+
+    Raises:
+        CompatibilityError: the recipe names another target.
+    """
+    if recipe.target != target.info.name:
+        raise CompatibilityError(f"The recipe trains for {recipe.target!r}, but the target is {target.info.name!r}.")
+    data = recipe.data
+    answers = read_answers(data.answers, max_temperature=data.max_temperature, max_length=data.max_length)
+    teacher = teacher_of(recipe, target, teacher_directory)
+    drafter = build_drafter(recipe, target, answers, teacher)
+    trainer = Trainer(recipe, drafter, teacher, answers, directory, cadence or Cadence(), watch)
+    step = trainer.run()
+    held_out = trainer.evaluate()
+    exported = directory / DRAFTER_DIRECTORY
+    extras = extras_for(target.info, thinking=False)
+    summary = training_summary(recipe, step, held_out)
+    save_drafter(drafter, exported, dataclasses.replace(extras, training=summary))
+    return TrainReport(
+        directory, exported, step, step == recipe.optimiser.total_steps, trained_parameters(drafter), held_out
+    )
+
+
+def trained_parameters(drafter: DSpark) -> int:
+    """Number of the drafter's own weights."""
+    return sum(parameter.numel() for parameter in drafter.parameters())
+
+
+def training_summary(recipe: Recipe, step: int, held_out: StepResult | None) -> dict[str, Any]:
+    """What a checkpoint tells people about how it was trained; paths are left out."""
+    tree = recipe.model_dump(mode="json")
+    tree["data"]["answers"] = recipe.data.answers.name
+    figures = {} if held_out is None else {"held_out_tau": round(held_out.tau, 4)}
+    return {"steps": step, **figures, "recipe": tree}
