@@ -38,15 +38,15 @@ class TokenHistory:
         return self._output
 
 
-def penalised(logits: Tensor, params: SamplingParams, history: TokenHistory) -> Tensor:
-    """Logits [V] of the next token after `history`, penalties applied.
+def penalised(logits: Tensor, params: SamplingParams, history: TokenHistory, drafts: Sequence[int] = ()) -> Tensor:
+    """Logits [V] of the next token after `history` and `drafts`, penalties applied.
 
     Repetition (prompt and output) divides positive logits and multiplies negative ones, as in CTRL (Keskar et al.
     2019) and Hugging Face; presence and frequency (output only) subtract, as in the OpenAI API and vLLM.
     """
     if not has_penalties(params):
         return logits
-    logits = logits.clone()
+    history, logits = history.followed_by(drafts), logits.clone()
     seen = torch.tensor(history.seen(), dtype=torch.long, device=logits.device)
     scores = logits[seen]
     logits[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
@@ -61,5 +61,5 @@ def penalised_block(logits: Tensor, params: SamplingParams, history: TokenHistor
     """Logits [k + 1, V] of the positions after `history` and 0, 1, ..., k of the `drafts`, each with its own past."""
     if not has_penalties(params):
         return logits
-    rows = [penalised(row, params, history.followed_by(drafts[:j])) for j, row in enumerate(logits)]
+    rows = [penalised(row, params, history, drafts[:j]) for j, row in enumerate(logits)]
     return torch.stack(rows)

@@ -43,6 +43,8 @@ class RandomStreams:
 
         Position 0 is the first token after the prompt. A longer call begins with the values of a shorter one.
         """
+        if count == 0:
+            return ()
         key = np.array((self.seed, stream), dtype=np.uint64)
         counter = np.array((0, start, 0, 0), dtype=np.uint64)
         return tuple(np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count).tolist())

@@ -1,0 +1,156 @@
+"""The reference loop: one request at a time, each step in the open. Faster loops are checked against it.
+
+A round: the drafter proposes a block after the anchor, the target judges it in one forward, the accepted drafts and
+one token of the target's own are committed, and both caches forget the rest. Without a drafter every block is
+empty, which is plain decoding. Shapes: k drafts, d width, m taps.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dspark.core.admission import DraftPrefix
+from dspark.engine.options import DecodeOptions
+from dspark.engine.request import Request
+from dspark.engine.result import Commit, GenerationResult, Times
+from dspark.engine.sampler import RoundSampler
+from dspark.engine.stops import Detokeniser
+from dspark.engine.stopwatch import Clock, Stopwatch
+from dspark.errors import CompatibilityError
+from dspark.types import Drafter, SamplingParams, Target, as_ids
+
+
+class ReferenceLoop:
+    """Decodes requests one after another with a target and, optionally, a drafter."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None = None,
+        options: DecodeOptions | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        if drafter is not None and drafter.info.vocab_size != target.info.vocab_size:
+            raise CompatibilityError(
+                f"drafter {drafter.info.name} is for a vocabulary of {drafter.info.vocab_size} tokens, target "
+                f"{target.info.name} has {target.info.vocab_size}; use the drafter's own target"
+            )
+        self.target, self.drafter = target, drafter
+        self.options = DecodeOptions() if options is None else options
+        self.clock = clock
+
+    def start(
+        self, prompt_ids: Sequence[int], params: SamplingParams, detokeniser: Detokeniser | None = None
+    ) -> "Generation":
+        """Begin a request; nothing runs before its commits are asked for.
+
+        Raises:
+            ConfigError: parameters or prompt cannot be used.
+            CapacityError: the prompt leaves no room for an answer.
+        """
+        return Generation(self, Request(self.target, self.drafter, self.options, prompt_ids, params, detokeniser))
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, detokeniser: Detokeniser | None = None
+    ) -> GenerationResult:
+        """Decode a request to its end; errors as in `start`."""
+        return self.start(prompt_ids, params, detokeniser).finish()
+
+
+class Generation:
+    """One request on its way: iterate over its commits as they come, `finish` for the result."""
+
+    def __init__(self, loop: ReferenceLoop, request: Request) -> None:
+        self._target, self._drafter, self._options = loop.target, loop.drafter, loop.options
+        self._taps = () if loop.drafter is None else loop.drafter.info.target_layer_ids
+        self._request = request
+        self._watch = Stopwatch(loop.clock)
+        self._texts: list[str] = []
+        self._commits = self._run()
+
+    def __iter__(self) -> Iterator[Commit]:
+        """The commits not yet taken: the first token, then one commit per round."""
+        return self._commits
+
+    def finish(self) -> GenerationResult:
+        """Decode to the end and return everything."""
+        for _ in self._commits:
+            pass
+        output, seconds = self._request.output, self._watch.seconds
+        assert output.finish_reason is not None
+        return GenerationResult(
+            token_ids=tuple(output.token_ids),
+            text="".join(self._texts),
+            finish_reason=output.finish_reason,
+            tally=self._request.tally,
+            times=Times(**seconds),
+        )
+
+    def _run(self) -> Iterator[Commit]:
+        commit = self._prefill()
+        self._texts.append(commit.text)
+        yield commit
+        while self._request.output.finish_reason is None:
+            commit = self._round()
+            self._texts.append(commit.text)
+            yield commit
+
+    @torch.inference_mode()
+    def _prefill(self) -> Commit:
+        self._watch.start()
+        prompt, size = as_ids(self._request.prompt_ids), self._options.prefill_chunk
+        for first in range(0, len(prompt), size):
+            output = self._target.forward(prompt[first : first + size], self._request.target_cache, self._taps)
+            self._extend(output.features)
+        logits = self._target.logits(output.last_hidden[-1:])
+        verdict = self._request.sampler.round(start=0, max_drafts=0).judge(logits)
+        commit = self._request.commit_first(verdict.token)
+        self._watch.lap("prefill")
+        return commit
+
+    @torch.inference_mode()
+    def _round(self) -> Commit:
+        self._watch.start()
+        request = self._request
+        sampler = request.sampler.round(len(request.output.token_ids), request.room)
+        self._draft(sampler)
+        block = as_ids([request.anchor, *sampler.drafts])
+        output = self._target.forward(block, request.target_cache, self._taps)
+        verdict = sampler.judge(self._target.logits(output.last_hidden))
+        kept = 1 + verdict.accepted
+        request.target_cache.rollback(request.length - 1 + kept)
+        commit = request.commit_round(sampler.drafts, verdict)
+        self._watch.lap("verify")
+        if request.output.finish_reason is None:
+            self._extend(output.features[:kept])
+            self._watch.lap("draft")
+        return commit
+
+    def _draft(self, sampler: RoundSampler) -> None:
+        """Propose a block, slot by slot, until the policy refuses a slot or nothing can be drawn for it."""
+        request = self._request
+        if self._drafter is None or request.draft_cache is None or request.room == 0:
+            return
+        block = self._drafter.begin(request.anchor, request.draft_cache, request.room)
+        previous: int | None = request.anchor
+        confidences: tuple[float | None, ...] = ()
+        while previous is not None and len(sampler.drafts) < request.room:
+            logits, confidence = block.step(previous)
+            confidences = (*confidences, confidence)
+            admitted = self._admits(DraftPrefix(request.anchor, tuple(sampler.drafts), confidences))
+            previous = sampler.draft(logits) if admitted else None
+        request.draft_cache.rollback(request.length - 1)
+        self._watch.lap("draft")
+
+    def _admits(self, prefix: DraftPrefix) -> bool:
+        self._watch.lap("draft")
+        admitted = self._options.admits(prefix)
+        self._watch.lap("schedule")
+        return admitted
+
+    def _extend(self, features: Tensor) -> None:
+        """Show the drafter newly committed positions: never the anchor's, which the target has yet to run."""
+        if self._drafter is not None and self._request.draft_cache is not None:
+            self._drafter.extend(features, self._request.draft_cache)

@@ -1,0 +1,107 @@
+"""The state of one request, and what it may not be."""
+
+from collections.abc import Sequence
+
+from dspark.core.draft_vocabulary import DraftVocabulary
+from dspark.core.params import check_sampling
+from dspark.core.penalties import TokenHistory
+from dspark.core.tau import Round, RoundTally
+from dspark.engine.options import DecodeOptions
+from dspark.engine.result import Commit
+from dspark.engine.sampler import RequestSampler
+from dspark.engine.stops import Detokeniser, Output
+from dspark.errors import CapacityError, ConfigError
+from dspark.types import Cache, Drafter, SamplingParams, Target, TargetInfo, Verdict
+
+
+class Request:
+    """Committed tokens, both caches, the sampler and the counts of one request.
+
+    Between rounds the caches hold every committed token but the last, the anchor of the next round.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        options: DecodeOptions,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        detokeniser: Detokeniser | None = None,
+    ) -> None:
+        check_sampling(params, target.info.vocab_size)
+        check_prompt(prompt_ids, target.info)
+        self.prompt_ids = tuple(prompt_ids)
+        self.context = target.info.max_positions
+        limit = min(params.max_tokens, self.context - len(prompt_ids))
+        end_ids = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *target.info.eos_token_ids)
+        self.output = Output(limit, end_ids, params.stop, detokeniser)
+        self.max_drafts = max_drafts(drafter, options)
+        capacity = min(self.context, len(prompt_ids) + limit + self.max_drafts)
+        self.target_cache = target.new_cache(capacity)
+        self.draft_cache: Cache | None = None if drafter is None else drafter.new_cache(capacity)
+        vocabulary = DraftVocabulary(target.info.vocab_size, None if drafter is None else drafter.info.draft_token_ids)
+        history = TokenHistory(prompt_ids)
+        self.sampler = RequestSampler(params, vocabulary, history, options.rule, options.greedy_drafts)
+        self.tally = RoundTally()
+
+    @property
+    def length(self) -> int:
+        """Committed tokens, prompt included; the anchor stands at position length - 1."""
+        return len(self.prompt_ids) + len(self.output.token_ids)
+
+    @property
+    def anchor(self) -> int:
+        """The last committed token."""
+        return self.output.token_ids[-1]
+
+    @property
+    def room(self) -> int:
+        """Drafts that the next round may hold: the verified block must end inside the context."""
+        return min(self.max_drafts, self.context - self.length)
+
+    def commit_first(self, token: int) -> Commit:
+        """Take in the token that the prompt's forward yields."""
+        self.tally.first_tokens += 1
+        return self._take([token])
+
+    def commit_round(self, drafts: Sequence[int], verdict: Verdict) -> Commit:
+        """Take in the outcome of a round: accepted drafts and the token after them, up to where the text ends."""
+        commit = self._take([*drafts[: verdict.accepted], verdict.token])
+        emitted = len(commit.token_ids)
+        ended = self.output.ended_by_token and emitted <= verdict.accepted
+        accepted = emitted if ended else verdict.accepted
+        self.tally.add(Round(len(drafts), len(drafts), accepted, emitted, ended))
+        return commit
+
+    def _take(self, tokens: Sequence[int]) -> Commit:
+        commit = self.output.take(tokens)
+        self.sampler.commit(commit.token_ids)
+        return commit
+
+
+def max_drafts(drafter: Drafter | None, options: DecodeOptions) -> int:
+    """Most drafts of a round: the drafter's gamma, or the cap below it."""
+    if drafter is None:
+        return 0
+    cap = options.max_draft_tokens
+    return drafter.info.gamma if cap is None else min(cap, drafter.info.gamma)
+
+
+def check_prompt(prompt_ids: Sequence[int], info: TargetInfo) -> None:
+    """Refuse prompts that are empty, hold foreign ids or leave no room for an answer.
+
+    Raises:
+        ConfigError: no tokens, or ids outside the vocabulary.
+        CapacityError: the prompt fills the context.
+    """
+    if not prompt_ids:
+        raise ConfigError("the prompt has no tokens; at least one is needed")
+    foreign = next((token for token in prompt_ids if not 0 <= token < info.vocab_size), None)
+    if foreign is not None:
+        raise ConfigError(f"the prompt holds token id {foreign}, outside the {info.vocab_size} ids of {info.name}")
+    if len(prompt_ids) >= info.max_positions:
+        raise CapacityError(
+            f"the prompt has {len(prompt_ids)} tokens and {info.name} has {info.max_positions} positions, of which the "
+            f"answer needs at least one; shorten the prompt to {info.max_positions - 1} tokens"
+        )
