@@ -70,7 +70,7 @@ def _attend_tile(q: Tensor, k: Tensor, v: Tensor, context: KeyValue, tile: Tile)
     rows = rows.reshape(groups, blocks, -1, width)
     own_k, own_v = k.permute(2, 0, 1, 3), v.permute(2, 0, 1, 3)
 
-    before = (rows.flatten(1, 2) @ context_k.transpose(1, 2)).view(groups, blocks, -1, tile.stop - tile.start)
+    before = (rows.flatten(1, 2) @ context_k.transpose(1, 2)).view(*rows.shape[:3], tile.stop - tile.start)
     before = before.masked_fill(~tile.visible[:, None], float("-inf"))
     weights = torch.cat((before, rows @ own_k.transpose(2, 3)), dim=-1).softmax(dim=-1)
     over_context, over_own = weights.tensor_split((tile.stop - tile.start,), dim=-1)
