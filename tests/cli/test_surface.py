@@ -9,7 +9,13 @@ import typer.main
 from dspark.cli.main import app
 from dspark.cli.runner import exit_status
 
+SAMPLING = {"--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p", "--seed"}
 SURFACE = {
+    "generate": SAMPLING
+    | {"--prompt-file", "--target", "--drafter", "--dtype", "--raw", "--system", "--stop", "--ignore-eos"}
+    | {"--repetition-penalty", "--presence-penalty", "--frequency-penalty"}
+    | {"--max-draft-tokens", "--block-verification", "--json"},
+    "chat": SAMPLING | {"--target", "--drafter", "--dtype", "--system", "--json"},
     "doctor": {"--json"},
 }
 

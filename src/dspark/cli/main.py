@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import dspark
-from dspark.cli import doctor
+from dspark.cli import chat, doctor, generate
 from dspark.cli.runner import BAD_INPUT, exit_status
 
 app = typer.Typer(
@@ -17,6 +17,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.command("chat", epilog=chat.EPILOG)(chat.chat)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 
 

@@ -6,6 +6,9 @@ import typer
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
+DEFAULT_TARGET = "smollm2-135m"
+_SAMPLING, _DRAFTING = "Sampling", "Drafting"
+
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.", show_default=False)
 ]
@@ -22,18 +25,101 @@ DrafterOption = Annotated[
         "-d",
         metavar="DIR",
         help="Drafter directory, or `none` to decode plainly. Default: the one shipped for the target.",
+        rich_help_panel=_DRAFTING,
         show_default=False,
     ),
 ]
 DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", help="Arithmetic of the target; `auto` takes what is fast on this machine.")
+    Dtype, typer.Option("--dtype", help="Weights of the target; `auto` takes what is fast and exact here.")
 ]
 SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.", show_default=False)
 ]
 
-DEFAULT_TARGET = "smollm2-135m"
-_ESCAPED_BRACKET = "\\["  # rich would read markup
+MaxTokensOption = Annotated[
+    int, typer.Option("--max-tokens", "-n", metavar="N", help="Longest answer, in tokens.", rich_help_panel=_SAMPLING)
+]
+TemperatureOption = Annotated[
+    float,
+    typer.Option("--temperature", "-T", metavar="T", help="0 takes the most likely token.", rich_help_panel=_SAMPLING),
+]
+TopKOption = Annotated[
+    int,
+    typer.Option("--top-k", metavar="K", help="Keep the K likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING),
+]
+TopPOption = Annotated[
+    float,
+    typer.Option(
+        "--top-p", metavar="P", help="Keep the likeliest tokens of total probability P.", rich_help_panel=_SAMPLING
+    ),
+]
+MinPOption = Annotated[
+    float,
+    typer.Option(
+        "--min-p",
+        metavar="P",
+        help="Keep tokens at least P times as likely as the likeliest.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+RepetitionPenaltyOption = Annotated[
+    float,
+    typer.Option(
+        "--repetition-penalty",
+        metavar="R",
+        help="Divide positive logits of seen tokens; 1 is off.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+PresencePenaltyOption = Annotated[
+    float,
+    typer.Option(
+        "--presence-penalty", metavar="X", help="Subtract once from tokens already written.", rich_help_panel=_SAMPLING
+    ),
+]
+FrequencyPenaltyOption = Annotated[
+    float,
+    typer.Option(
+        "--frequency-penalty",
+        metavar="X",
+        help="Subtract for each time a token was written.",
+        rich_help_panel=_SAMPLING,
+    ),
+]
+SeedOption = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Seed of every random draw.", rich_help_panel=_SAMPLING)
+]
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        help="End the answer before this text; may be given again.",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
+]
+IgnoreEosOption = Annotated[
+    bool, typer.Option("--ignore-eos", help="Go on after the target's own end token.", rich_help_panel=_SAMPLING)
+]
+MaxDraftTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-draft-tokens",
+        metavar="N",
+        help="Drafts of a round, at most gamma.",
+        rich_help_panel=_DRAFTING,
+        show_default=False,
+    ),
+]
+BlockVerificationOption = Annotated[
+    bool,
+    typer.Option(
+        "--block-verification",
+        help="Judge drafts jointly: same distribution, never fewer accepted.",
+        rich_help_panel=_DRAFTING,
+    ),
+]
 
 
 def examples(*commands: str) -> str:
@@ -41,3 +127,6 @@ def examples(*commands: str) -> str:
     return "\n".join(
         ("[bold]Examples[/bold]", *(f"  {command.replace('[', _ESCAPED_BRACKET)}" for command in commands))
     )
+
+
+_ESCAPED_BRACKET = "\\["  # rich would read markup
