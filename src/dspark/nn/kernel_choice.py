@@ -45,12 +45,16 @@ def choose_kernel(name: KernelName, dtype: torch.dtype, flags: frozenset[str] | 
         return _automatic(dtype, processor_flags() if flags is None else flags)
     if name not in get_args(KernelName):
         raise ConfigError(f"kernel {name!r} does not exist; choose one of {', '.join(get_args(KernelName))}")
-    kernel, runs = {
-        "plain": (PlainKernel(dtype), True),
-        "fp16": (HalfKernel(), HalfKernel.available()),
-        "onednn": (OneDnnKernel(torch.float32), OneDnnKernel.available()),
-        "onednn-bf16": (OneDnnKernel(torch.bfloat16), OneDnnKernel.available(torch.bfloat16)),
-    }[name]
+    kernel: LinearKernel
+    match name:
+        case "plain":
+            kernel, runs = PlainKernel(dtype), True
+        case "fp16":
+            kernel, runs = HalfKernel(), HalfKernel.available()
+        case "onednn":
+            kernel, runs = OneDnnKernel(torch.float32), OneDnnKernel.available()
+        case "onednn-bf16":
+            kernel, runs = OneDnnKernel(torch.bfloat16), OneDnnKernel.available(torch.bfloat16)
     if not runs:
         raise ConfigError(f"kernel {name!r} cannot run on this processor with this torch; use kernel 'auto'")
     return KernelChoice(kernel, "asked for by name")

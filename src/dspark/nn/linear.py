@@ -126,7 +126,7 @@ class OneDnnKernel:
     @staticmethod
     def available(dtype: torch.dtype = torch.float32) -> bool:
         """Whether this torch carries oneDNN, and for bfloat16 whether the processor can."""
-        if not torch.backends.mkldnn.is_available():
+        if not torch._C._has_mkldnn:
             return False
         return dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

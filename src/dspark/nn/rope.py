@@ -12,7 +12,7 @@ RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
-    """How a model scales its rotary frequencies; fields beyond `kind` and `theta` are read only by the kinds that use them.
+    """How a model scales its rotary frequencies; beyond `kind` and `theta`, each kind reads only the fields it needs.
 
     `original_positions` is the context length before scaling. `attention_factor` None means YaRN's own formula, which
     `mscale` and `mscale_all_dim` modify when both are set.

@@ -1,4 +1,4 @@
-"""RMSNorm for frozen weights, in few operations: a decode step of one row spends its time on launches, not on numbers."""
+"""RMSNorm for frozen weights in few operations: a decode step of one row waits for launches, not for numbers."""
 
 import torch
 from torch import Tensor

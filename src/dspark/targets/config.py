@@ -54,7 +54,8 @@ class DecoderConfig:
         reason = refusal(data)
         if reason is not None:
             raise ConfigError(reason)
-        hidden, heads, layers = (_size(data, key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+        hidden, heads = _size(data, "hidden_size"), _size(data, "num_attention_heads")
+        layers = _size(data, "num_hidden_layers")
         config = cls(
             model_type=data["model_type"],
             vocab_size=_size(data, "vocab_size"),

@@ -35,13 +35,13 @@ class DecoderLayer:
         `cos`, `sin` [T, 1, h] as `Rotary.at` makes them.
         """
         heads, kv_heads = self._heads
-        projected = self._qkv(self._input_norm(x)).unflatten(-1, (-1, self._head_dim))
-        rotating, value = projected.split((heads + kv_heads, kv_heads), dim=-2)
+        projected = self._qkv(self._input_norm(x)).view(*x.shape[:-1], heads + 2 * kv_heads, self._head_dim)
+        rotating, value = projected.split_with_sizes((heads + kv_heads, kv_heads), dim=-2)
         if self._query_norm is not None and self._key_norm is not None:
-            query, key = rotating.split(self._heads, dim=-2)
+            query, key = rotating.split_with_sizes(self._heads, dim=-2)
             rotating = torch.cat((self._query_norm(query), self._key_norm(key)), dim=-2)
         rotated = torch.addcmul(rotating * cos, rotating.roll(self._head_dim // 2, -1), sin)
-        query, key = rotated.split(self._heads, dim=-2)
+        query, key = rotated.split_with_sizes(self._heads, dim=-2)
         return query, key, value
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:

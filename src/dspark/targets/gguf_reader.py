@@ -1,15 +1,19 @@
-"""Reads Llama-family GGUF files: configuration, weights under Hugging Face names, tokenizer."""
+"""Reads Llama-family GGUF files: their configuration, and their weights under Hugging Face names."""
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
 from dspark.errors import FormatError
+from dspark.nn.rope import RopeSettings, Rotary
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+"""Values of `general.architecture` that are understood; Mistral files say llama."""
 
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -25,81 +29,129 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_CONTROL, _USER_DEFINED = 3, 4
+_ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GGUFFile:
-    """An open GGUF file; tensors are dequantised one at a time."""
+    """An open GGUF file; tensors are dequantised one at a time.
+
+    Raises:
+        FormatError: unreadable, truncated, or of an architecture other than `SUPPORTED`.
+    """
 
     def __init__(self, path: Path) -> None:
-        import gguf
+        from gguf import GGUFReader  # takes a second to import
 
         self.path = path
+        if not path.is_file():
+            raise FormatError(f"{path} does not exist; expected a GGUF file")
         try:
-            self._reader = gguf.GGUFReader(path)
-        except (OSError, ValueError, IndexError, KeyError) as error:
+            self._reader = GGUFReader(path)
+        except Exception as error:  # a parser of untrusted bytes fails in many ways
             raise FormatError(f"{path} is not a readable GGUF file ({error}); download it again") from error
-        self.architecture: str = self.field("general.architecture")
+        self.architecture: str = self.field("general.architecture", "")
+        if self.architecture not in SUPPORTED:
+            raise FormatError(
+                f"{path}: architecture {self.architecture!r} is not supported ({', '.join(SUPPORTED)} are)"
+            )
 
     def field(self, key: str, default: Any = None) -> Any:
         """A metadata value as a Python object, `default` if the file lacks it."""
         field = self._reader.fields.get(key)
         return default if field is None else field.contents()
 
+    def required(self, key: str) -> Any:
+        """A metadata value; FormatError if the file lacks it."""
+        value = self.field(key)
+        if value is None:
+            raise FormatError(f"{self.path} lacks the metadata {key!r}; convert the model to GGUF again")
+        return value
+
     def config(self) -> dict[str, Any]:
         """The model's shape as a Hugging Face config.json dictionary."""
         arch = self.architecture
-        heads = self.field(f"{arch}.attention.head_count")
-        width = self.field(f"{arch}.embedding_length")
+        heads, width = self.required(f"{arch}.attention.head_count"), self.required(f"{arch}.embedding_length")
+        head_dim = self.field(f"{arch}.attention.key_length", width // heads)
+        self._refuse_partial_rotation(head_dim)
         names = {tensor.name for tensor in self._reader.tensors}
+        positions = self.required(f"{arch}.context_length")
         return {
-            "architectures": ["LlamaForCausalLM"],
+            "architectures": [f"{arch.capitalize()}ForCausalLM"],
             "model_type": arch,
-            "vocab_size": len(self.field("tokenizer.ggml.tokens")),
+            "vocab_size": int(self._shape("token_embd.weight")[-1]),
             "hidden_size": width,
-            "intermediate_size": self.field(f"{arch}.feed_forward_length"),
-            "num_hidden_layers": self.field(f"{arch}.block_count"),
+            "intermediate_size": self.required(f"{arch}.feed_forward_length"),
+            "num_hidden_layers": self.required(f"{arch}.block_count"),
             "num_attention_heads": heads,
-            "num_key_value_heads": self.field(f"{arch}.attention.head_count_kv", heads),
-            "head_dim": self.field(f"{arch}.attention.key_length", width // heads),
+            "num_key_value_heads": self._kv_heads(),
+            "head_dim": head_dim,
             "hidden_act": "silu",
-            "rms_norm_eps": _short(self.field(f"{arch}.attention.layer_norm_rms_epsilon")),
-            "max_position_embeddings": self.field(f"{arch}.context_length"),
-            "rope_theta": _short(self.field(f"{arch}.rope.freq_base", 10000.0)),
+            "rms_norm_eps": _short(self.required(f"{arch}.attention.layer_norm_rms_epsilon")),
+            "max_position_embeddings": positions,
+            "rope_parameters": self._rope(head_dim, positions),
             "tie_word_embeddings": "output.weight" not in names,
-            "attention_bias": False,
-            "mlp_bias": False,
+            "attention_bias": arch != "qwen2" and "blk.0.attn_q.bias" in names,
+            "mlp_bias": "blk.0.ffn_up.bias" in names,
             "bos_token_id": self.field("tokenizer.ggml.bos_token_id"),
             "eos_token_id": self.field("tokenizer.ggml.eos_token_id"),
             "pad_token_id": self.field("tokenizer.ggml.padding_token_id"),
-            "dtype": "bfloat16",
         }
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, float32 tensor) of every tensor, Q and K rows in Hugging Face order."""
-        import gguf
+        from gguf import dequantize
 
-        heads = self.field(f"{self.architecture}.attention.head_count")
-        kv_heads = self.field(f"{self.architecture}.attention.head_count_kv", heads)
+        heads, kv_heads = self.required(f"{self.architecture}.attention.head_count"), self._kv_heads()
         for tensor in self._reader.tensors:
+            if tensor.name == _ROPE_FACTORS:
+                continue
             name = hugging_face_name(tensor.name)
-            values = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
-            if self.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-                values = undo_permutation(values, heads if "q_proj" in name else kv_heads)
+            values = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+            if self.architecture == "llama" and ".self_attn.q_proj." in name:
+                values = undo_permutation(values, heads)
+            elif self.architecture == "llama" and ".self_attn.k_proj." in name:
+                values = undo_permutation(values, kv_heads)
             yield name, values
 
-    def tokenizer(self) -> Tokenizer:
-        """The byte-level BPE tokenizer that the file describes."""
-        tokens = self.field("tokenizer.ggml.tokens")
-        merges = [tuple(merge.split(" ")) for merge in self.field("tokenizer.ggml.merges")]
-        tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-        tokenizer.decoder = decoders.ByteLevel()
-        for token, kind in zip(tokens, self.field("tokenizer.ggml.token_type"), strict=True):
-            if kind in (_CONTROL, _USER_DEFINED):
-                tokenizer.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False)])
-        return tokenizer
+    def content_hash(self) -> str:
+        """Hexadecimal sha256 over names, types and stored bytes of all tensors, in name order."""
+        digest = hashlib.sha256()
+        for tensor in sorted(self._reader.tensors, key=lambda t: str(t.name)):
+            digest.update(f"{tensor.name} {tensor.tensor_type.name} {tuple(tensor.shape)}\n".encode())
+            digest.update(np.ascontiguousarray(tensor.data).data)
+        return digest.hexdigest()
+
+    def _kv_heads(self) -> int:
+        arch = self.architecture
+        return int(self.field(f"{arch}.attention.head_count_kv", self.required(f"{arch}.attention.head_count")))
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        for tensor in self._reader.tensors:
+            if tensor.name == name:
+                return tuple(int(size) for size in tensor.shape)
+        raise FormatError(f"{self.path} lacks the tensor {name}; convert the model to GGUF again")
+
+    def _refuse_partial_rotation(self, head_dim: int) -> None:
+        rotated = self.field(f"{self.architecture}.rope.dimension_count", head_dim)
+        if rotated != head_dim:
+            raise FormatError(f"{self.path} rotates {rotated} of {head_dim} head dimensions; expected all of them")
+
+    def _rope(self, head_dim: int, positions: int) -> dict[str, Any]:
+        """The file's rotary settings as a `rope_parameters` dictionary."""
+        arch = self.architecture
+        theta = _short(self.field(f"{arch}.rope.freq_base", 10000.0))
+        factors = [tensor for tensor in self._reader.tensors if tensor.name == _ROPE_FACTORS]
+        if factors:
+            return _llama3_parameters(theta, head_dim, np.array(factors[0].data), self.path)
+        kind = self.field(f"{arch}.rope.scaling.type", "none")
+        if kind == "none":
+            return {"rope_type": "default", "rope_theta": theta}
+        return {
+            "rope_type": kind,
+            "rope_theta": theta,
+            "factor": _short(self.required(f"{arch}.rope.scaling.factor")),
+            "original_max_position_embeddings": self.field(f"{arch}.rope.scaling.original_context_length", positions),
+        }
 
 
 def hugging_face_name(name: str) -> str:
@@ -113,9 +165,21 @@ def hugging_face_name(name: str) -> str:
     raise FormatError(f"GGUF tensor {name} has no counterpart in a Llama-family decoder")
 
 
-def undo_permutation(weight: Tensor, heads: int) -> Tensor:
-    """Rows [heads, h / 2, 2] as llama.cpp interleaves them -> [heads, 2, h / 2], the rotate-half order."""
-    return weight.view(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+def undo_permutation(rows: Tensor, heads: int) -> Tensor:
+    """Rows (weight or bias) in llama.cpp's order [heads, h / 2, 2] -> [heads, 2, h / 2], the rotate-half order."""
+    return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def _llama3_parameters(theta: float, head_dim: int, factors: np.ndarray, path: Path) -> dict[str, Any]:
+    """Llama 3.1's parameters, if they explain the frequency divisors [h / 2] that the file stores instead of them."""
+    published = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    factor = _short(factors.max())
+    settings = RopeSettings(theta, "llama3", factor, original_positions=8192)
+    plain, scaled = Rotary.plain(head_dim, theta), Rotary.scaled(head_dim, settings)
+    explained = (plain.inverse_frequencies / scaled.inverse_frequencies).numpy()
+    if factors.shape != explained.shape or not np.allclose(explained, factors, rtol=1e-3):
+        raise FormatError(f"{path}: {_ROPE_FACTORS} is no llama3 scaling; load the Hugging Face directory instead")
+    return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **published}
 
 
 def _short(value: float) -> float:

@@ -13,7 +13,7 @@ _SCALED_FROM_ORIGINAL = ("llama3", "yarn")
 def parse_rope(data: Mapping[str, Any]) -> RopeSettings:
     """The rotary settings of a config.json; ConfigError for kinds whose frequencies this code does not know."""
     scaling = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kind: RopeKind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in get_args(RopeKind):
         raise ConfigError(f"rope type {kind!r} is not supported (supported: {', '.join(get_args(RopeKind))})")
     rotated = scaling.get("partial_rotary_factor", data.get("partial_rotary_factor"))
