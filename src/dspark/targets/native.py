@@ -1,6 +1,7 @@
 """The native decoder: Llama, SmolLM2, Mistral, Qwen2 and Qwen3 in one forward. Shapes as in `types`, B sequences."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -42,7 +43,17 @@ class NativeTarget:
         self._head = kernel.pack(self.lm_head_weight)
         self._norm = RowNorm(weights["model.norm.weight"].to(kernel.activation_dtype), config.rms_norm_eps)
         self._rotary = Rotary.scaled(config.head_dim, config.rope)
-        self._layers = [DecoderLayer(config, self.layer_weights(i), kernel) for i in range(config.num_layers)]
+        self._layers = self._pack_layers()
+
+    def _pack_layers(self) -> list[DecoderLayer]:
+        """Packing a matrix runs on one core and outside the interpreter lock, so layers are packed side by side."""
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            return list(
+                pool.map(
+                    lambda layer: DecoderLayer(self.config, self.layer_weights(layer), self.kernel),
+                    range(self.config.num_layers),
+                )
+            )
 
     def layer_weights(self, layer: int) -> dict[str, Tensor]:
         """Weights of decoder layer `layer` by Hugging Face name without prefix, e.g. `self_attn.q_proj.weight`."""

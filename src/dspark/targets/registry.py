@@ -1,0 +1,92 @@
+"""Targets and tokenizers by name: `smollm2-135m`, a directory, a .gguf file, or org/name of a hub."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from dspark.errors import ConfigError, DependencyError, FormatError
+from dspark.nn.kernel_choice import KernelName
+from dspark.targets import embedded
+from dspark.targets.checkpoint import build_target, read_config, read_directory, read_gguf
+from dspark.targets.config import refusal
+from dspark.targets.gguf_reader import GGUFFile
+from dspark.targets.gguf_tokenizer import read_tokenizer
+from dspark.targets.hub import download
+from dspark.targets.tokenizer import Tokenizer
+from dspark.targets.transformers_adapter import load_transformers
+from dspark.types import Target
+
+DtypeName = Literal["bf16", "fp32"]
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def load_target(
+    name_or_path: str | Path, dtype: torch.dtype | DtypeName = "bf16", kernel: KernelName = "auto"
+) -> Target:
+    """The target called `name_or_path`, its weights rounded to `dtype`; a kernel may compute wider.
+
+    A model that the native decoder does not run goes through transformers, if that is installed.
+
+    Raises:
+        FormatError: nothing is there, or it cannot be read.
+        DependencyError: it needs a package that is not installed.
+        ConfigError: a model, dtype or kernel that cannot run.
+    """
+    precision = parse_dtype(dtype)
+    if name_or_path == embedded.NAME:
+        return embedded.load_smollm2(precision, kernel=kernel)
+    path = resolve(name_or_path)
+    if path.is_file():
+        return build_target(read_gguf(path, precision), precision, kernel)
+    reason = refusal(read_config(path))
+    if reason is None:
+        return build_target(read_directory(path, _name(name_or_path)), precision, kernel)
+    return _load_adapted(path, _name(name_or_path), precision, reason)
+
+
+def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
+    """The tokenizer of the target called `name_or_path`. Raises as `load_target` does."""
+    if name_or_path == embedded.NAME:
+        return Tokenizer.from_directory(embedded.converted_directory())
+    path = resolve(name_or_path)
+    return read_tokenizer(GGUFFile(path)) if path.is_file() else Tokenizer.from_directory(path)
+
+
+def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """float32 or bfloat16, also by the names fp32 and bf16; ConfigError for anything else."""
+    if dtype in (torch.float32, "fp32"):
+        return torch.float32
+    if dtype in (torch.bfloat16, "bf16"):
+        return torch.bfloat16
+    raise ConfigError(f"dtype {dtype!r} is not supported; choose bf16 or fp32")
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The directory or .gguf file meant, downloaded first if it is an org/name that no local path has."""
+    path = Path(name_or_path).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.is_file():
+        raise FormatError(f"{path} is a file, but not .gguf; name a .gguf file or the model's directory")
+    if _HUB_NAME.fullmatch(str(name_or_path)) and path.suffix != ".gguf":
+        return download(str(name_or_path))
+    raise FormatError(
+        f"target {str(name_or_path)!r} not found; "
+        f"expected {embedded.NAME!r}, a model directory, a .gguf file or org/name"
+    )
+
+
+def _name(name_or_path: str | Path) -> str:
+    """Hub names stay whole; local models are called as their directory, so that moving them changes nothing."""
+    path = Path(name_or_path).expanduser()
+    return path.resolve().name if path.exists() else str(name_or_path)
+
+
+def _load_adapted(path: Path, name: str, dtype: torch.dtype, reason: str) -> Target:
+    if importlib.util.find_spec("transformers") is None:
+        raise DependencyError(f"{name}: {reason}; transformers may run it: pip install 'dspark[hf]'")
+    return load_transformers(path, name, dtype)
