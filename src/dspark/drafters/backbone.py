@@ -63,19 +63,29 @@ class DFlash(nn.Module):
         self.rotary = Rotary.plain(config.head_dim, config.rope_theta)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What states are computed in."""
+        return self.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where states live."""
+        return self.norm.weight.device
+
     def _draft_layers(self) -> list[DraftLayer]:
         return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
 
     def context(self, features: Tensor) -> Tensor:
         """States [T, d] that every layer reads as context, of target features [T, m * d]."""
-        states: Tensor = self.hidden_norm(self.fc(features.to(self.fc.weight.dtype)))
+        states: Tensor = self.hidden_norm(self.fc(features.to(self.dtype)))
         return states
 
     def embed_blocks(self, anchors: Tensor, gamma: int) -> Tensor:
         """Embeddings [A, G, d] of [anchor, mask x (gamma - 1)] for anchor tokens [A]."""
         tokens = anchors.new_full((len(anchors), gamma), self.config.mask_token_id)
         tokens[:, 0] = anchors
-        return nn.functional.embedding(tokens, self.embedding).to(self.fc.weight.dtype)
+        return nn.functional.embedding(tokens, self.embedding).to(self.dtype)
 
     def run_blocks(self, x: Tensor, positions: Tensor, attends: Sequence[Attend]) -> Tensor:
         """Hidden states [A, G, d] after the final norm of embedded blocks at `positions` [A, G]."""
@@ -109,13 +119,13 @@ class DFlash(nn.Module):
 
     def new_cache(self, capacity: int) -> DraftCache:
         """Empty context K/V for up to `capacity` committed positions."""
-        return DraftCache(self.config, capacity, self.config.block_size, self.fc.weight)
+        return DraftCache(self.config, capacity, self.config.block_size, self.norm.weight)
 
     @torch.no_grad()
     def extend(self, features: Tensor, cache: Cache) -> None:
         """Append the context K/V of the next T positions, from their features [T, m * d]; earlier ones stay."""
         own = DraftCache.own(cache)
-        positions = torch.tensor(own.reserve(len(features)), device=self.fc.weight.device)
+        positions = torch.tensor(own.reserve(len(features)), device=self.device)
         context, rope = self.context(features), self.rotary.at(positions)
         for index, layer in enumerate(self._draft_layers()):
             own.append(index, *layer.self_attn.keys_values(context, rope))
@@ -124,7 +134,7 @@ class DFlash(nn.Module):
     @torch.no_grad()
     def block_states(self, anchor: int, cache: DraftCache, gamma: int) -> Tensor:
         """Hidden states [gamma, d] of the block whose anchor stands at position `cache.length`."""
-        device = self.fc.weight.device
+        device = self.device
         positions = cache.length + torch.arange(gamma, device=device)
         attends = [attend_cached(k, v, cache.length) for k, v in zip(cache.keys, cache.values, strict=True)]
         blocks = self.embed_blocks(torch.tensor([anchor], device=device), gamma)

@@ -12,6 +12,7 @@ from dspark.drafters.confidence import ConfidenceHead
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.heads import build_head
 from dspark.errors import ConfigError
+from dspark.nn.linear import Linear
 from dspark.types import Cache, DrafterInfo
 
 
@@ -39,6 +40,7 @@ class DSpark(DFlash):
         self.markov_head = build_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
         self.register_buffer("head", _draft_rows(head.detach(), draft_token_ids), persistent=False)
+        self.packed_head: Linear | None = None
         self.register_buffer("draft_token_ids", draft_token_ids, persistent=False)
         self.info = DrafterInfo(name, config.block_size, config.target_layer_ids, config.vocab_size, draft_token_ids)
 
@@ -52,6 +54,8 @@ class DSpark(DFlash):
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """U = head(h), [..., V_draft] of hidden states [..., d]."""
+        if self.packed_head is not None:
+            return self.packed_head(hidden)
         return nn.functional.linear(hidden, self.head.to(hidden.dtype))
 
     def draft_logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
@@ -110,15 +114,16 @@ class DSparkBlock:
     @torch.no_grad()
     def step(self, previous: int) -> tuple[Tensor, float | None]:
         """(float32 logits [V_draft] of the next slot, its confidence logit) given the token before it."""
-        hidden, logits = self.hidden[self._slot], self.base_logits[self._slot]
-        token = torch.tensor(previous, device=hidden.device)
+        slot = slice(self._slot, self._slot + 1)  # a matrix of one row, because packed products take no vectors
+        hidden, logits = self.hidden[slot], self.base_logits[slot]
+        token = torch.tensor([previous], device=hidden.device)
         head = self._drafter.markov_head
         if head is not None:
             latent, self._state = head.step(hidden, head.embed(token), self._state)
             logits = logits + head.bias(latent)
         confidence = self._drafter.confidence_logits(hidden, token)
         self._slot += 1
-        return logits.float(), None if confidence is None else float(confidence)
+        return logits[0].float(), None if confidence is None else float(confidence)
 
 
 def _draft_rows(head: Tensor, draft_token_ids: Tensor | None) -> Tensor:

@@ -12,7 +12,9 @@ from dspark.drafters.eagle3 import Eagle3Config
 from dspark.drafters.extras import DrafterExtras
 from dspark.drafters.formats.deepspec import EMBEDDING, HEAD, Checkpoint, build_dspark, open_checkpoint, write_dspark
 from dspark.drafters.formats.weight_files import WeightFiles
+from dspark.drafters.packing import pack_drafter
 from dspark.errors import CompatibilityError
+from dspark.nn.linear import LinearKernel
 from dspark.types import TargetInfo
 
 SAMPLED_ROWS = 256
@@ -31,8 +33,16 @@ class SharingTarget(Protocol):
     def lm_head_weight(self) -> Tensor: ...
 
 
-def load_drafter(path: Path | str, target: SharingTarget, dtype: torch.dtype = torch.float32) -> DSpark:
+def load_drafter(
+    path: Path | str,
+    target: SharingTarget,
+    dtype: torch.dtype = torch.float32,
+    kernel: LinearKernel | None = None,
+) -> DSpark:
     """The DSpark or DFlash drafter in directory `path`, sharing `target`'s embedding and head.
+
+    With a `kernel` its matrices are packed for speed, activations have the kernel's dtype instead of `dtype`, and it
+    can no longer be trained or saved.
 
     Raises FormatError for what cannot be read, and CompatibilityError when the drafter belongs to another target.
     """
@@ -42,8 +52,10 @@ def load_drafter(path: Path | str, target: SharingTarget, dtype: torch.dtype = t
             f"{path} is an Eagle3 drafter, which can be inspected but not decoded with; use a DSpark"
         )
     check_target(checkpoint, target)
+    dtype = dtype if kernel is None else kernel.activation_dtype
     drafter = build_dspark(checkpoint, target.embedding_weight, target.lm_head_weight, dtype)
-    return drafter.eval().requires_grad_(False)
+    drafter = drafter.eval().requires_grad_(False)
+    return drafter if kernel is None else pack_drafter(drafter, kernel)
 
 
 def save_drafter(

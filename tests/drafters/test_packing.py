@@ -1,0 +1,42 @@
+"""A packed drafter drafts like the plain one, whatever the kernel and the head."""
+
+import pytest
+import torch
+
+from dspark.drafters.extras import DrafterExtras
+from dspark.drafters.packing import PackedNorm, PackedProduct
+from dspark.drafters.registry import load_drafter, save_drafter
+from dspark.nn.linear import HalfKernel, OneDnnKernel, PlainKernel
+from tests.drafters.tiny import CONFIG, KINDS, drafter, target, tensors, with_head
+
+KERNELS = [
+    PlainKernel(),
+    pytest.param(HalfKernel(), marks=pytest.mark.skipif(not HalfKernel.available(), reason="torch without FBGEMM")),
+    pytest.param(OneDnnKernel(), marks=pytest.mark.skipif(not OneDnnKernel.available(), reason="torch without oneDNN")),
+]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_packing_changes_rounding_only(tmp_path, kernel, kind):
+    save_drafter(drafter(with_head(kind)), tmp_path, DrafterExtras())
+    features, steps = tensors(6, CONFIG.features_width), []
+    plain, packed = load_drafter(tmp_path, target()), load_drafter(tmp_path, target(), kernel=kernel)
+    for module in (plain, packed):
+        cache = module.new_cache(8)
+        module.extend(features, cache)
+        block = module.begin(3, cache)
+        steps.append([block.step(token) for token in (3, 9, 30, 1)])
+    for (logits, confidence), (other, also) in zip(*steps, strict=True):
+        torch.testing.assert_close(other, logits, atol=2e-2, rtol=2e-3)
+        assert also == pytest.approx(confidence, abs=2e-2)
+
+
+def test_no_plain_matrix_or_norm_is_left(tmp_path):
+    save_drafter(drafter(), tmp_path, DrafterExtras())
+    packed = load_drafter(tmp_path, target(), kernel=PlainKernel())
+    kinds = [type(module) for module in packed.modules()]
+    assert kinds.count(PackedProduct) == 1 + 2 * 7 + 1 + 1
+    assert kinds.count(PackedNorm) == 2 + 2 * 4
+    assert torch.nn.Linear not in kinds
+    assert packed.packed_head is not None
