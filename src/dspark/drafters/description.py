@@ -8,7 +8,8 @@ from typing import Any
 
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.eagle3 import Eagle3Config
-from dspark.drafters.formats.deepspec import Checkpoint, open_checkpoint, own_shapes, shared_shapes
+from dspark.drafters.formats.deepspec import Checkpoint, open_checkpoint
+from dspark.drafters.formats.deepspec_tensors import own_shapes, shared_shapes
 
 
 @dataclass(frozen=True, slots=True)

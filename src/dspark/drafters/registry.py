@@ -10,7 +10,8 @@ from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSpark
 from dspark.drafters.eagle3 import Eagle3Config
 from dspark.drafters.extras import DrafterExtras
-from dspark.drafters.formats.deepspec import EMBEDDING, HEAD, Checkpoint, build_dspark, open_checkpoint, write_dspark
+from dspark.drafters.formats.deepspec import Checkpoint, build_dspark, open_checkpoint, write_dspark
+from dspark.drafters.formats.deepspec_tensors import EMBEDDING, HEAD
 from dspark.drafters.formats.weight_files import WeightFiles
 from dspark.drafters.packing import pack_drafter
 from dspark.errors import CompatibilityError

@@ -21,13 +21,18 @@ from dspark.drafters.formats.deepspec_config import (
     parse_extras,
     passed_over,
 )
+from dspark.drafters.formats.deepspec_tensors import (
+    DRAFT_TO_TARGET,
+    EMBEDDING,
+    HEAD,
+    TARGET_TO_DRAFT,
+    draft_map_shapes,
+    own_shapes,
+    shared_shapes,
+)
 from dspark.drafters.formats.fields import Fields
 from dspark.drafters.formats.weight_files import SINGLE, WeightFiles
 from dspark.errors import FormatError
-
-EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
-DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
-"""The draft vocabulary as speculators stores it: target id = draft id + d2t[draft id]; t2d [V] marks kept targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +69,6 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     if checkpoint.layout[0] is not Layout.ANCHOR_FIRST:
         raise FormatError(f"{directory} has the layout {checkpoint.layout[0]}; only {Layout.ANCHOR_FIRST} can be run")
     return checkpoint
-
-
-def own_shapes(config: DrafterConfig | Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a drafter's own (trained) tensors, without the ones shared with the target."""
-    with torch.device("meta"):
-        shared = torch.empty(config.vocab_size, config.hidden_size)
-        return {name: tuple(tensor.shape) for name, tensor in _bare(config, shared, shared).state_dict().items()}
-
-
-def shared_shapes(config: DrafterConfig | Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the frozen copies of the target's embedding and head, which a file may leave out."""
-    rows = config.draft_vocabulary if isinstance(config, DrafterConfig) else config.vocab_size
-    return {EMBEDDING: (config.vocab_size, config.hidden_size), HEAD: (rows, config.hidden_size)}
 
 
 def build_dspark(checkpoint: Checkpoint, embedding: Tensor, head: Tensor, dtype: torch.dtype) -> DSpark:
@@ -164,18 +156,11 @@ def _draft_map(drafter: DSpark) -> Mapping[str, Tensor]:
     return {DRAFT_TO_TARGET: ids.cpu() - torch.arange(len(ids)), TARGET_TO_DRAFT: kept}
 
 
-def _bare(config: DrafterConfig | Eagle3Config, embedding: Tensor, head: Tensor) -> nn.Module:
-    if isinstance(config, Eagle3Config):
-        return Eagle3(config, embedding, head)
-    kept = None if config.draft_vocab_size is None else torch.zeros(config.draft_vocab_size, dtype=torch.long)
-    return DSpark(config, embedding, head, kept)
-
-
 def _account_for(checkpoint: Checkpoint) -> None:
     """Refuse a file unless its tensors are exactly the drafter's, and optionally the shared ones."""
     found, source = checkpoint.weights.shapes, checkpoint.weights.directory
     required, optional = own_shapes(checkpoint.config), shared_shapes(checkpoint.config)
-    required |= _draft_map_shapes(checkpoint.config)
+    required |= draft_map_shapes(checkpoint.config)
     missing = sorted(set(required) - set(found))
     unknown = sorted(set(found) - set(required) - set(optional))
     if missing or unknown:
@@ -187,12 +172,6 @@ def _account_for(checkpoint: Checkpoint) -> None:
         expected = (required | optional)[name]
         if shape != expected:
             raise FormatError(f"{source}: {name} is {list(shape)}, config.json makes it {list(expected)}")
-
-
-def _draft_map_shapes(config: DrafterConfig | Eagle3Config) -> dict[str, tuple[int, ...]]:
-    if isinstance(config, Eagle3Config) or config.draft_vocab_size is None:
-        return {}
-    return {DRAFT_TO_TARGET: (config.draft_vocab_size,), TARGET_TO_DRAFT: (config.vocab_size,)}
 
 
 def _listing(title: str, names: list[str]) -> str:

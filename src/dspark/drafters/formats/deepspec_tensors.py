@@ -1,0 +1,78 @@
+"""Names and shapes of DeepSpec's tensors, so that a directory can be checked before any weight is read.
+
+d width, f MLP width, H / K query / key heads, h head width, m taps, V vocabulary, V_draft draft vocabulary, R rank.
+"""
+
+from dspark.drafters.config import DrafterConfig, HeadKind
+from dspark.drafters.eagle3 import Eagle3Config
+
+Shapes = dict[str, tuple[int, ...]]
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
+"""The draft vocabulary as speculators stores it: target id = draft id + d2t[draft id]; t2d [V] marks kept targets."""
+
+
+def shared_shapes(config: DrafterConfig | Eagle3Config) -> Shapes:
+    """Frozen copies of the target's embedding [V, d] and head [V_draft, d], which a file may leave out."""
+    rows = config.draft_vocabulary if isinstance(config, DrafterConfig) else config.vocab_size
+    return {EMBEDDING: (config.vocab_size, config.hidden_size), HEAD: (rows, config.hidden_size)}
+
+
+def draft_map_shapes(config: DrafterConfig | Eagle3Config) -> Shapes:
+    """The draft vocabulary, nothing without pruning."""
+    if isinstance(config, Eagle3Config) or config.draft_vocab_size is None:
+        return {}
+    return {DRAFT_TO_TARGET: (config.draft_vocab_size,), TARGET_TO_DRAFT: (config.vocab_size,)}
+
+
+def own_shapes(config: DrafterConfig | Eagle3Config) -> Shapes:
+    """Everything a drafter trains."""
+    width = config.hidden_size
+    shapes: Shapes = {"fc.weight": (width, len(config.target_layer_ids) * width), "norm.weight": (width,)}
+    for layer in range(config.num_hidden_layers):
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in _layer_shapes(config).items()}
+    if isinstance(config, Eagle3Config):
+        return shapes | {"layers.0.hidden_norm.weight": (width,)}
+    return shapes | {"hidden_norm.weight": (width,)} | _markov_shapes(config) | _confidence_shapes(config)
+
+
+def _layer_shapes(config: DrafterConfig | Eagle3Config) -> Shapes:
+    width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    reads = 2 * width if isinstance(config, Eagle3Config) else width
+    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    matrices = {"q": (queries, reads), "k": (keys, reads), "v": (keys, reads), "o": (width, queries)}
+    shapes: Shapes = {f"self_attn.{name}_proj.weight": shape for name, shape in matrices.items()}
+    if config.attention_bias:
+        shapes |= {f"self_attn.{name}_proj.bias": (rows,) for name, (rows, _) in matrices.items()}
+    norms = {"input_layernorm": width, "post_attention_layernorm": width}
+    norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
+    shapes |= {f"{name}.weight": (size,) for name, size in norms.items()}
+    return shapes | {
+        "mlp.gate_proj.weight": (inner, width),
+        "mlp.up_proj.weight": (inner, width),
+        "mlp.down_proj.weight": (width, inner),
+    }
+
+
+def _markov_shapes(config: DrafterConfig) -> Shapes:
+    width, rank = config.hidden_size, config.markov_rank
+    if not rank:
+        return {}
+    shapes: Shapes = {
+        "markov_head.markov_w1.weight": (config.vocab_size, rank),
+        "markov_head.markov_w2.weight": (config.draft_vocabulary, rank),
+    }
+    if config.markov_head_type is HeadKind.GATED:
+        shapes |= {"markov_head.gate_proj.weight": (rank, width + rank), "markov_head.gate_proj.bias": (rank,)}
+    if config.markov_head_type is HeadKind.RNN:
+        joint = 3 * rank
+        shapes |= {"markov_head.joint_proj.weight": (joint, 2 * rank + width), "markov_head.joint_proj.bias": (joint,)}
+    return shapes
+
+
+def _confidence_shapes(config: DrafterConfig) -> Shapes:
+    if not config.enable_confidence_head:
+        return {}
+    reads = config.hidden_size + (config.markov_rank if config.confidence_head_with_markov else 0)
+    return {"confidence_head.proj.weight": (1, reads), "confidence_head.proj.bias": (1,)}

@@ -1,0 +1,43 @@
+"""The table of tensor shapes is exactly what the modules have."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dspark.drafters.eagle3 import Eagle3, Eagle3Config
+from dspark.drafters.formats.deepspec_tensors import draft_map_shapes, own_shapes, shared_shapes
+from tests.drafters.tiny import CONFIG, DFLASH, KINDS, drafter, shared, with_head
+
+
+def shapes(module):
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *map(with_head, KINDS),
+        DFLASH,
+        replace(CONFIG, confidence_head_with_markov=False),
+        replace(CONFIG, enable_confidence_head=False),
+        replace(CONFIG, markov_rank=0, confidence_head_with_markov=False),
+        replace(CONFIG, attention_bias=True, num_hidden_layers=1, head_dim=6),
+    ],
+)
+def test_dspark_and_dflash(config):
+    assert own_shapes(config) == shapes(drafter(config))
+
+
+def test_a_pruned_vocabulary():
+    config = replace(CONFIG, draft_vocab_size=3)
+    assert own_shapes(config) == shapes(drafter(config, torch.tensor([1, 2, 5])))
+    assert draft_map_shapes(config) == {"d2t": (3,), "t2d": (31,)}
+    assert shared_shapes(config) == {"embed_tokens.weight": (31, 16), "lm_head.weight": (3, 16)}
+    assert draft_map_shapes(CONFIG) == {}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_eagle3(bias):
+    config = Eagle3Config(16, 24, 1, 4, 2, 8, 31, 8, (1, 4), attention_bias=bias)
+    assert own_shapes(config) == shapes(Eagle3(config, *shared()))
