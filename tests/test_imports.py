@@ -16,6 +16,7 @@ MODULES = sorted(
 )
 
 OPTIONAL = ("transformers", "huggingface_hub", "matplotlib", "scipy")
+ADAPTER = "dspark.targets.transformers_adapter"  # the one module that is nothing without its package
 
 IMPORT_ALL = """
 import importlib, sys, warnings
@@ -32,7 +33,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_all_modules_import_without_the_optional_packages():
-    result = run(IMPORT_ALL.format(optional=OPTIONAL, modules=MODULES))
+    result = run(IMPORT_ALL.format(optional=OPTIONAL, modules=[module for module in MODULES if module != ADAPTER]))
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 

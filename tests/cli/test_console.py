@@ -33,9 +33,9 @@ def test_notes_go_to_stderr_and_can_be_silenced(capsys):
 
 
 def test_progress_and_status_print_nothing_without_a_terminal(capsys):
-    with console.status("loading"), console.progress("decoding", total=3) as advance:
-        advance(1)
-        advance(3)
+    with console.status("loading"), console.progress("decoding", total=3) as bar:
+        bar.show(1, "first")
+        bar.advance("second")
     assert capsys.readouterr() == ("", "")
 
 

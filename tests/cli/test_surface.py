@@ -16,6 +16,19 @@ SURFACE = {
     | {"--repetition-penalty", "--presence-penalty", "--frequency-penalty"}
     | {"--max-draft-tokens", "--block-verification", "--json"},
     "chat": SAMPLING | {"--target", "--drafter", "--dtype", "--system", "--json"},
+    "eval": SAMPLING
+    | {
+        "--limit",
+        "--journal",
+        "--target",
+        "--drafter",
+        "--dtype",
+        "--max-draft-tokens",
+        "--block-verification",
+        "--json",
+    },
+    "train": {"--output", "--set", "--target", "--features", "--json"},
+    "inspect": {"--parity", "--target", "--json"},
     "doctor": {"--json"},
 }
 

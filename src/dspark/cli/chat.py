@@ -22,7 +22,7 @@ from dspark.cli.options import (
 )
 from dspark.cli.runner import complain
 from dspark.cli.session import decode_options, open_session
-from dspark.cli.summary import summary
+from dspark.cli.summary import answer_json, summary
 from dspark.errors import DsparkError
 
 EPILOG = examples(
@@ -63,7 +63,8 @@ def chat(
     for question in _questions(sys.stdin):
         _answer(conversation, question, quiet=json)
     if json:
-        console.print_json({"messages": conversation.messages, "turns": conversation.results})
+        turns = [answer_json(result) for result in conversation.results]
+        console.print_json({"messages": conversation.messages, "turns": turns})
 
 
 def _talk(conversation: Conversation) -> None:

@@ -4,11 +4,15 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.table import Table
 
 
 def print_json(value: object) -> None:
@@ -47,17 +51,51 @@ def status(message: str, quiet: bool = False) -> Iterator[None]:
         yield
 
 
+class Bar:
+    """A progress bar with a remark about the last unit of work."""
+
+    def __init__(self, bar: "Progress", label: str, total: int) -> None:
+        self._bar = bar
+        self._task = bar.add_task(label, total=total, remark="")
+
+    def show(self, done: int, remark: str) -> None:
+        """`done` units are finished."""
+        self._bar.update(self._task, completed=done, remark=remark)
+
+    def advance(self, remark: str) -> None:
+        """One more unit is finished."""
+        self._bar.update(self._task, advance=1, remark=remark)
+
+
 @contextmanager
-def progress(label: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr; call the yielded function with the number of units done so far."""
+def progress(label: str, total: int, quiet: bool = False) -> Iterator[Bar]:
+    """A bar on stderr over `total` units; silent where stderr is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True, quiet=quiet or not sys.stderr.isatty())
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    texts = TextColumn("{task.description}"), TextColumn("{task.fields[remark]}", style="dim")
+    columns = (texts[0], BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), texts[1])
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda done: bar.update(task, completed=done)
+        yield Bar(bar, label, total)
+
+
+def table(title: str, *headers: str) -> "Table":
+    """An empty table in the house style; no header line when all headers are empty."""
+    from rich import box
+    from rich.table import Table
+
+    empty = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(headers))
+    for index, header in enumerate(headers):
+        empty.add_column(header, style="bold" if index == 0 else "")
+    return empty
+
+
+def size(count: int | None) -> str:
+    """A number of bytes for people."""
+    if count is None:
+        return "unknown"
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def _plain(value: object) -> object:

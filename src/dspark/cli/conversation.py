@@ -19,6 +19,7 @@ class Conversation:
         self._session, self._params, self._system, self._quiet = session, params, system, quiet
         self.messages: list[Message] = []
         self.results: list[GenerationResult] = []
+        self._questions = 0
         self.reset()
 
     def reset(self) -> None:
@@ -36,8 +37,9 @@ class Conversation:
         from dspark.data.chat import Message
 
         asked = [*self.messages, Message("user", question)]
-        params = replace(self._params, seed=self._params.seed + len(self.results))
+        params = replace(self._params, seed=self._params.seed + self._questions)
         answer = self._session.start(self._session.codec.encode_chat(asked), params)
+        self._questions += 1
         pieces: list[str] = []
         result = None
         try:

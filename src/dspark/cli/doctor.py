@@ -27,14 +27,14 @@ def doctor(json: JsonOption = False) -> None:
 
 def _facts(report: "Report") -> "Table":
     cpu = report.processor
-    table = _table("Machine", "", "")
+    table = console.table("Machine", "", "")
     table.add_row("versions", "  ".join(f"{name} {version}" for name, version in report.versions.items() if version))
     table.add_row("not installed", "  ".join(name for name, version in report.versions.items() if not version) or "-")
     table.add_row("processor", f"{cpu.model}, {cpu.cores} cores, {cpu.threads} threads")
     table.add_row("instructions", f"{' '.join(cpu.features) or '-'} (torch: {cpu.torch_capability})")
-    table.add_row("memory", f"{_size(report.memory.available)} free of {_size(report.memory.total)}")
-    table.add_row("accelerators", ", ".join(f"{d.name} {_size(d.memory)}" for d in report.devices) or "-")
-    entries = ", ".join(f"{entry.name} {_size(entry.bytes)}" for entry in report.cache) or "empty"
+    table.add_row("memory", f"{console.size(report.memory.available)} free of {console.size(report.memory.total)}")
+    table.add_row("accelerators", ", ".join(f"{d.name} {console.size(d.memory)}" for d in report.devices) or "-")
+    entries = ", ".join(f"{entry.name} {console.size(entry.bytes)}" for entry in report.cache) or "empty"
     table.add_row("cache", f"{report.cache_directory}: {entries}")
     target = report.embedded_target
     state = "converted" if target.converted else "not converted yet" if target.installed else "not installed"
@@ -46,37 +46,23 @@ def _facts(report: "Report") -> "Table":
 
 
 def _kernels(report: "Report") -> "Table":
-    table = _table("Kernels, one product with a 1536 x 576 matrix", "kernel", "activations", "tokens", "time", "speed")
+    table = console.table(
+        "Kernels, one product with a 1536 x 576 matrix", "kernel", "activations", "tokens", "time", "speed"
+    )
     for timing in report.kernels:
         table.add_row(
             timing.kernel,
             timing.dtype,
             str(timing.tokens),
             f"{timing.seconds * 1e6:.0f} µs",
-            f"{timing.gigaflops:.0f} GFLOP/s",
+            f"{timing.gigaflops:.3g} GFLOP/s",
         )
     return table
 
 
 def _findings(report: "Report") -> "Table":
     marks = {"good": "[green]good[/green]", "slow": "[yellow]slow[/yellow]", "missing": "[red]missing[/red]"}
-    table = _table("What is slow, and why", "", "what", "why", "what to do")
+    table = console.table("What is slow, and why", "", "what", "why", "what to do")
     for finding in report.findings:
         table.add_row(marks[finding.kind], finding.what, finding.why, finding.cure)
     return table
-
-
-def _table(title: str, *headers: str) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(headers))
-    for index, header in enumerate(headers):
-        table.add_column(header, style="bold" if index == 0 else "")
-    return table
-
-
-def _size(count: int | None) -> str:
-    if count is None:
-        return "unknown"
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -30,11 +30,8 @@ from dspark.cli.options import (
     examples,
 )
 from dspark.cli.session import decode_options, open_session
-from dspark.cli.summary import summary
+from dspark.cli.summary import answer_json, summary
 from dspark.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dspark.engine.result import GenerationResult
 
 EPILOG = examples(
     'dspark generate "Why is the sky blue?"',
@@ -100,7 +97,7 @@ def generate(
     codec = session.codec
     answer = session.start(codec.encode(text) if raw else codec.encode_chat(user_turn(text, system)), params)
     if json:
-        _print_result(answer.finish())
+        console.print_json(answer_json(answer.finish()))
         return
     for commit in answer:
         console.print_text(commit.text)
@@ -119,8 +116,3 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     if not text.strip():
         raise ConfigError("The prompt is empty. Write something to answer.")
     return text
-
-
-def _print_result(result: "GenerationResult") -> None:
-    keys = ("text", "token_ids", "finish_reason", "metrics")
-    console.print_json({key: getattr(result, key) for key in keys})

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 import dspark
-from dspark.cli import chat, doctor, generate
+from dspark.cli import chat, doctor, generate, inspect, train
+from dspark.cli import eval as evaluation
 from dspark.cli.runner import BAD_INPUT, exit_status
 
 app = typer.Typer(
@@ -19,6 +20,9 @@ app = typer.Typer(
 )
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("chat", epilog=chat.EPILOG)(chat.chat)
+app.command("eval", epilog=evaluation.EPILOG)(evaluation.evaluate)
+app.command("train", epilog=train.EPILOG)(train.train)
+app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 
 

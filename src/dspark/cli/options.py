@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "bf16", "fp32"]
 
 DEFAULT_TARGET = "smollm2-135m"
 _SAMPLING, _DRAFTING = "Sampling", "Drafting"
@@ -30,7 +30,7 @@ DrafterOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", help="Weights of the target; `auto` takes what is fast and exact here.")
+    Dtype, typer.Option("--dtype", help="Weights of the target; `auto` is bf16, computed as is fastest here.")
 ]
 SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.", show_default=False)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dspark.cli import console
-from dspark.errors import FormatError
+from dspark.errors import CompatibilityError
 
 if TYPE_CHECKING:
     from dspark.cli.options import Dtype
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dspark.engine.options import DecodeOptions
     from dspark.engine.reference import Generation, ReferenceLoop
     from dspark.targets.native import NativeTarget
-    from dspark.types import SamplingParams
+    from dspark.types import SamplingParams, Target
 
 NO_DRAFTER = "none"
 
@@ -45,34 +45,37 @@ def open_session(
 ) -> Session:
     """Load target and drafter, with a spinner on the terminal."""
     with console.status(f"Loading {target_name} ...", quiet=quiet):
+        from dspark.data.text import TextCodec
         from dspark.engine.reference import ReferenceLoop
+        from dspark.targets.registry import load_tokenizer
 
-        target, codec = open_target(target_name, dtype)
+        target, codec = open_target(target_name, dtype), TextCodec(load_tokenizer(target_name))
         return Session(codec, ReferenceLoop(target, open_drafter(drafter_name, target), options))
 
 
-def open_target(name: str, dtype: "Dtype") -> "tuple[NativeTarget, TextCodec]":
-    """The target called `name` and its codec."""
-    import torch
+def open_target(name: str, dtype: "Dtype") -> "Target":
+    """The target called `name`; `auto` keeps bfloat16 weights and lets the kernel be chosen for the processor."""
+    from dspark.targets.registry import load_target
 
-    from dspark.data.chat import ChatTemplate
-    from dspark.data.text import TextCodec, read_tokenizer
-    from dspark.targets.embedded import NAME, converted_directory, load_smollm2
-
-    if name != NAME:
-        raise FormatError(f"no target is called {name!r}; expected {NAME}")
-    directory = converted_directory()
-    template = ChatTemplate((directory / "chat_template.jinja").read_text(encoding="utf-8"))
-    target = load_smollm2(torch.bfloat16 if dtype == "bfloat16" else torch.float32)
-    return target, TextCodec(read_tokenizer(directory / "tokenizer.json"), template)
+    return load_target(name, "bf16" if dtype == "auto" else dtype)
 
 
-def open_drafter(name: str | None, target: "NativeTarget") -> "DSpark | None":
+def open_native_target(name: str, dtype: "Dtype") -> "NativeTarget":
+    """The target called `name`, its weights within reach. Raises CompatibilityError if transformers runs it."""
+    from dspark.targets.native import NativeTarget
+
+    target = open_target(name, dtype)
+    if not isinstance(target, NativeTarget):
+        raise CompatibilityError(f"{name} runs through transformers; this needs a target of the native decoder.")
+    return target
+
+
+def open_drafter(name: str | None, target: "Target") -> "DSpark | None":
     """The drafter in directory `name`; the shipped one for None; nothing for `none` or where none is shipped."""
-    from dspark.drafters.registry import load_drafter
+    from dspark.drafters.registry import SharingTarget, load_drafter
     from dspark.drafters.shipped import shipped_drafter
 
-    if name == NO_DRAFTER:
-        return None
     directory = shipped_drafter(target.info.name) if name is None else Path(name)
-    return None if directory is None else load_drafter(directory, target)
+    if name == NO_DRAFTER or directory is None:
+        return None
+    return load_drafter(directory, cast("SharingTarget", target))

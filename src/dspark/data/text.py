@@ -1,77 +1,49 @@
-"""Between text and token ids: one tokenizer with its chat template, and text that grows token by token."""
+"""Prompts in, text out: a target's tokenizer together with the one chat template function."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from dspark.data.chat import ChatTemplate, Message
-from dspark.errors import ConfigError, FormatError
+from dspark.errors import ConfigError
+from dspark.targets.tokenizer import Tokenizer, TokenStream
 
 
-@dataclass(frozen=True, slots=True)
 class TextCodec:
-    """Encodes prompts and chats, decodes answers. `template` is None for a model without a chat template."""
+    """Encodes raw prompts and chats, decodes answers as they come."""
 
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        source, special = tokenizer.chat_template, tokenizer.special
+        self.template = None if source is None else ChatTemplate(source, special.bos, special.eos)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a raw prompt, with the special tokens that the tokenizer itself adds."""
-        ids: list[int] = self.tokenizer.encode(text).ids
-        return ids
+        """Ids of a raw prompt, with the special tokens that the tokenizer itself puts around a text."""
+        return self._tokenizer.encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Message], *, thinking: bool = False) -> list[int]:
         """Ids of a chat, up to where the assistant begins to answer.
 
         Raises:
-            ConfigError: the model has no chat template, or the template refuses the messages.
+            ConfigError: there is no chat template, or it refuses the messages.
         """
         if self.template is None:
-            raise ConfigError("This target has no chat template. Give it a raw prompt (--raw).")
-        text = self.template.render(messages, thinking=thinking)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+            raise ConfigError("This target has no chat template. Give it a raw prompt instead (--raw).")
+        return self._tokenizer.encode(self.template.render(messages, thinking=thinking))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of finished ids, special tokens left out."""
-        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text
-
-    def detokeniser(self) -> "TextStream":
+    def detokeniser(self) -> "AnswerText":
         """A fresh stream for one answer."""
-        return TextStream(self.tokenizer)
+        return AnswerText(self._tokenizer.stream())
 
 
-class TextStream:
-    """Text of tokens that arrive one by one; bytes of an unfinished character are held back."""
+class AnswerText:
+    """The loop's view of a token stream: special tokens are left out, unfinished characters held back."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._held: list[int] = []
+    def __init__(self, stream: TokenStream) -> None:
+        self._stream = stream
 
     def push(self, token: int) -> str:
         """The text that became final with `token`."""
-        self._held.append(token)
-        text: str | None = self._stream.step(self._tokenizer, token)
-        if text is None:
-            return ""
-        self._held.clear()
-        return text
+        return self._stream.push(token)
 
     def flush(self) -> str:
-        """What was held back, unfinished characters as U+FFFD."""
-        text: str = self._tokenizer.decode(self._held, skip_special_tokens=True)
-        self._held.clear()
-        return text
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json. Raises FormatError if it cannot be read."""
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the binding raises plain Exception
-        raise FormatError(f"{path} is not a readable tokenizer.json: {error}. Restore it from the model.") from error
+        """The text still held back."""
+        return self._stream.finish()

@@ -1,0 +1,50 @@
+"""Decoding an evaluation prompt, turn by turn, with the loop that serves users."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dspark.core.tau import RoundTally
+from dspark.data.chat import Message
+from dspark.data.text import TextCodec
+from dspark.engine.reference import ReferenceLoop
+from dspark.evaluation.evaluate import PromptOutcome
+from dspark.evaluation.prompts import Prompt
+from dspark.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDecoder:
+    """Answers each turn of a prompt, earlier answers staying in the conversation (MT-Bench has two turns)."""
+
+    loop: ReferenceLoop
+    codec: TextCodec
+    params: SamplingParams
+
+    def __call__(self, prompt: Prompt, seed: int) -> PromptOutcome:
+        """The rounds and seconds of all turns."""
+        messages: list[Message] = []
+        results = []
+        for turn in prompt.turns:
+            messages.append(Message("user", turn))
+            ids = self.codec.encode_chat(messages)
+            result = self.loop.generate(ids, replace(self.params, seed=seed), self.codec.detokeniser())
+            messages.append(Message("assistant", result.text))
+            results.append(result)
+        return PromptOutcome(
+            RoundTally.merged(result.tally for result in results),
+            sum(result.times.decode for result in results),
+            sum(result.times.prefill for result in results),
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the outcomes: written at the head of a journal."""
+        loop = self.loop
+        return {
+            "target": loop.target.info.name,
+            "target_hash": loop.target.info.weights_hash,
+            "drafter": None if loop.drafter is None else loop.drafter.info.name,
+            "gamma": 0 if loop.drafter is None else loop.drafter.info.gamma,
+            "rule": type(loop.options.rule).__name__,
+            "max_draft_tokens": loop.options.max_draft_tokens,
+            **asdict(self.params),
+        }

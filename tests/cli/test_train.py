@@ -1,0 +1,73 @@
+"""`dspark train` on a small target: a few steps, a drafter that loads, refusals."""
+
+import json
+
+import pytest
+import yaml
+
+RECIPE = {
+    "target": "target",
+    "drafter": {
+        "num_hidden_layers": 1,
+        "block_size": 3,
+        "target_layer_ids": [0, 2],
+        "mask_token_id": 258,
+        "markov_rank": 4,
+    },
+    "data": {"answers_per_step": 1, "anchors_per_answer": 4, "held_out": 1, "teacher_top_k": 8},
+    "optimiser": {"total_steps": 2},
+}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    rows = [
+        {
+            "id": str(i),
+            "domain": "chat",
+            "prompt_ids": [65, 66, 67],
+            "response_ids": list(range(70, 100)),
+            "temperature": 0,
+        }
+        for i in range(4)
+    ]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tree = RECIPE | {"data": RECIPE["data"] | {"answers": str(tmp_path / "answers.jsonl")}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    return tmp_path / "recipe.yaml"
+
+
+def test_a_recipe_becomes_a_drafter_that_decodes(run, world, recipe, tmp_path):
+    outcome = run("train", recipe, "-o", tmp_path / "run", "-t", world / "target", "--json")
+    assert (outcome.status, outcome.err) == (0, "")
+    report = outcome.json
+    assert (report["step"], report["finished"]) == (2, True)
+    answer = run("generate", "Hi", "-t", world / "target", "-d", report["drafter"], "-n", 6, "--ignore-eos", "--json")
+    assert answer.json["metrics"]["drafted_tokens"] > 0
+
+
+def test_the_same_command_goes_on_where_it_stopped(run, world, recipe, tmp_path):
+    arguments = ("train", recipe, "-o", tmp_path / "run", "-t", world / "target")
+    assert run(*arguments).status == 0
+    outcome = run(*arguments, "--set", "optimiser.total_steps=3")
+    assert outcome.status == 0
+    assert "step 3 (finished)" in outcome.out
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("optimiser.total_step=3", ["total_step", "did you mean 'total_steps'"]),
+        ("seed", ["seed", "="]),
+        ("target=other", ["other"]),
+        ("data.answers=nowhere.jsonl", ["nowhere.jsonl"]),
+    ],
+)
+def test_bad_recipes_are_refused(run, world, recipe, tmp_path, override, words):
+    options = ("-o", tmp_path / "run", "-t", world / "target", "--set", override)
+    run("train", recipe, *options).refused(*words)
+
+
+def test_a_missing_recipe_is_refused(run, tmp_path):
+    run("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run").refused("recipe.yaml")
