@@ -1,5 +1,6 @@
 """Any causal language model of transformers as a target, as long as its state can be rolled back."""
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class TransformersTarget:
         config = model.config.get_text_config(decoder=True)
         refuse_unrollable(model, name)
         self._model = model.eval()
+        self._cache_argument = _cache_argument(model)
         self._soft_cap: float | None = getattr(config, "final_logit_softcapping", None)
         self._layers = decoder_layers(model, config.num_hidden_layers, name)
         self.info = TargetInfo(
@@ -93,7 +95,9 @@ class TransformersTarget:
         check_taps(taps, self.info.num_layers)
         end = cache.reserve(len(token_ids))
         with _Taps(self._layers, taps) as tapped:
-            output = self._model.base_model(token_ids.unsqueeze(0), past_key_values=cache.state, use_cache=True)
+            output = self._model.base_model(
+                token_ids.unsqueeze(0), use_cache=True, **{self._cache_argument: cache.state}
+            )
         kept = cache.state.get_seq_length()
         if kept != end:
             raise CompatibilityError(
@@ -199,6 +203,11 @@ def decoder_layers(model: Any, count: int, name: str) -> Sequence[Any]:
         if isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return list(module)
     raise CompatibilityError(f"{name}: no list of {count} decoder layers found in {type(model).__name__}")
+
+
+def _cache_argument(model: Any) -> str:
+    """transformers renamed `past_key_values` to `cache` during its version 5."""
+    return "cache" if "cache" in inspect.signature(model.base_model.forward).parameters else "past_key_values"
 
 
 def _transformers() -> Any:
