@@ -75,7 +75,7 @@ class FakeTarget:
 
     def logits(self, last_hidden: Tensor) -> Tensor:
         """Logits [..., V] of state rows [..., d]."""
-        windows = last_hidden[..., 2:].flatten(0, -2).long().tolist()
+        windows = last_hidden[..., 2:].reshape(-1, self.order).long().tolist()
         rows = [self.law([token for token in window if token != PADDING]) for window in windows]
         return torch.stack(rows).reshape(*last_hidden.shape[:-1], self.info.vocab_size)
 
