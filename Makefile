@@ -20,7 +20,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.ready-demo ## Decode with and without a drafter, and compare
-	@$(BIN)/dspark doctor
+	@$(BIN)/python examples/demo.py
 
 test: lint ## Lint, types, import contracts and the test suite
 	@$(BIN)/python -m pytest -q --cov --cov-fail-under=95

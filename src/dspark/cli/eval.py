@@ -77,7 +77,9 @@ def evaluate(
     options = decode_options(max_draft_tokens, block_verification)
     session = open_session(target, drafter, dtype, options, quiet=json)
     decoder = PromptDecoder(session.loop, session.codec, params)
-    record = Journal(journal, decoder.settings())
+    record = Journal(
+        journal, decoder.settings() | {"drafter_hash": session.drafter_hash(), "dtype": dtype, "seed": seed}
+    )
     with console.progress("Decoding", sum(len(one.prompts) for one in sets), quiet=json) as bar:
         report = run_evaluation(decoder, sets, seed, record, lambda name, outcome: bar.advance(name))
     if json:

@@ -1,6 +1,7 @@
 """What generate, chat and eval decode with: a target, its text codec and a drafter, opened by name."""
 
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -21,14 +22,24 @@ NO_DRAFTER = "none"
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A loop ready to decode, and the codec of its target."""
+    """A loop ready to decode, the codec of its target, and where its drafter came from."""
 
     codec: "TextCodec"
     loop: "ReferenceLoop"
+    drafter_directory: Path | None
 
     def start(self, prompt_ids: list[int], params: "SamplingParams") -> "Generation":
         """Begin one answer; its text streams."""
         return self.loop.start(prompt_ids, params, self.codec.detokeniser())
+
+    def drafter_hash(self) -> str | None:
+        """sha256 of the drafter's weight files, None without a drafter."""
+        if self.drafter_directory is None:
+            return None
+        digest = sha256()
+        for path in sorted(self.drafter_directory.glob("*.safetensors")):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
 
 
 def decode_options(max_draft_tokens: int | None = None, block_verification: bool = False) -> "DecodeOptions":
@@ -50,7 +61,9 @@ def open_session(
         from dspark.targets.registry import load_tokenizer
 
         target, codec = open_target(target_name, dtype), TextCodec(load_tokenizer(target_name))
-        return Session(codec, ReferenceLoop(target, open_drafter(drafter_name, target), options))
+        directory = drafter_directory(drafter_name, target.info.name)
+        drafter = None if directory is None else open_drafter(directory, target)
+        return Session(codec, ReferenceLoop(target, drafter, options), directory)
 
 
 def open_target(name: str, dtype: "Dtype") -> "Target":
@@ -70,12 +83,21 @@ def open_native_target(name: str, dtype: "Dtype") -> "NativeTarget":
     return target
 
 
-def open_drafter(name: str | None, target: "Target") -> "DSpark | None":
-    """The drafter in directory `name`; the shipped one for None; nothing for `none` or where none is shipped."""
-    from dspark.drafters.registry import SharingTarget, load_drafter
+def drafter_directory(name: str | None, target_name: str) -> Path | None:
+    """Directory `name`; the shipped drafter's for None; nothing for `none`, or where none is shipped."""
     from dspark.drafters.shipped import shipped_drafter
 
-    directory = shipped_drafter(target.info.name) if name is None else Path(name)
-    if name == NO_DRAFTER or directory is None:
-        return None
-    return load_drafter(directory, cast("SharingTarget", target))
+    if name is None:
+        return shipped_drafter(target_name)
+    return None if name == NO_DRAFTER else Path(name)
+
+
+def open_drafter(directory: Path, target: "Target") -> "DSpark":
+    """The drafter in `directory`, packed for decoding."""
+    import torch
+
+    from dspark.drafters.registry import SharingTarget, load_drafter
+    from dspark.nn.kernel_choice import choose_kernel
+
+    kernel = choose_kernel("auto", torch.bfloat16).kernel
+    return load_drafter(directory, cast("SharingTarget", target), kernel=kernel)
