@@ -124,7 +124,7 @@ def test_text_follows_the_target(rule: RejectionRule, head: DraftLogits) -> None
     ids=["top-k", "top-p", "min-p", "repetition", "presence and frequency", "everything", "greedy with penalties"],
 )
 def test_text_follows_the_processed_target(rule: RejectionRule, params: SamplingParams) -> None:
-    assert distance(scheme(rule, history, params)) <= EXACT
+    assert distance(scheme(rule, history, params), horizon=3) <= EXACT
 
 
 @both_rules
