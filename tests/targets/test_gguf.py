@@ -1,5 +1,7 @@
 """GGUF files written here from tiny models, with the rows of Q and K interleaved as llama.cpp wants them."""
 
+import struct
+
 import numpy as np
 import pytest
 import torch
@@ -34,6 +36,11 @@ NAMES = {
 def interleave(rows, heads):
     """llama.cpp's own permutation of Q and K rows: [heads, 2, h / 2] -> [heads, h / 2, 2]."""
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def header(tensors, key, kind, value):
+    """A version 3 header with one metadata entry."""
+    return b"GGUF" + struct.pack("<IQQQ", 3, tensors, 1, len(key)) + key + struct.pack("<I", kind) + value
 
 
 def gguf_name(name):
@@ -152,6 +159,27 @@ def test_a_truncated_file_gives_one_format_error(tmp_path, llama, kept):
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(FormatError, match="t.gguf is not a readable GGUF file.*download it again"):
         read_gguf(path, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PK\x03\x04 a zip file", "it starts with b'PK"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "GGUF version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "within its header"),
+        (header(0, b"k", 77, b""), "unknown metadata type 77"),
+        (header(0, b"k", 9, struct.pack("<IQ", 4, 2**50)), "within its header"),
+        (header(0, b"k", 9, struct.pack("<IQIQ", 9, 1, 4, 0)), "unknown metadata type 9"),
+        (header(0, b"general.alignment", 4, struct.pack("<I", 0)), "general.alignment is 0"),
+        (header(0, b"k", 8, struct.pack("<Q", 2) + b"\xff\xfe"), "codec can't decode"),
+        (header(1, b"k", 7, b"\1") + struct.pack("<Q1sI", 1, b"t", 99), "tensor t claims 99 dimensions"),
+        (header(1, b"k", 7, b"\1") + struct.pack("<Q1sIQIQ", 1, b"t", 1, 4, 12345, 0), "12345 is not a valid"),
+    ],
+)
+def test_malformed_headers_say_what_is_wrong(tmp_path, content, message):
+    (tmp_path / "bad.gguf").write_bytes(content)
+    with pytest.raises(FormatError, match=f"bad.gguf is not a readable GGUF file .*{message}"):
+        GGUFFile(tmp_path / "bad.gguf")
 
 
 def test_other_architectures_and_partial_rotation_are_refused(tmp_path, llama):

@@ -1,6 +1,7 @@
 """Reads Llama-family GGUF files: their configuration, and their weights under Hugging Face names."""
 
 import hashlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from dspark.errors import FormatError
 from dspark.nn.rope import RopeSettings, Rotary
+from dspark.targets.gguf_layout import TensorEntry, read_layout
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 """Values of `general.architecture` that are understood; Mistral files say llama."""
@@ -40,15 +42,16 @@ class GGUFFile:
     """
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader  # takes a second to import
-
         self.path = path
         if not path.is_file():
             raise FormatError(f"{path} does not exist; expected a GGUF file")
         try:
-            self._reader = GGUFReader(path)
-        except Exception as error:  # a parser of untrusted bytes fails in many ways
+            self._data = np.memmap(path, np.uint8, "r")
+            layout = read_layout(self._data.data, tensor_bytes)
+        except (OSError, ValueError) as error:
             raise FormatError(f"{path} is not a readable GGUF file ({error}); download it again") from error
+        self._fields = layout.fields
+        self._tensors = {entry.name: entry for entry in layout.tensors}
         self.architecture: str = self.field("general.architecture", "")
         if self.architecture not in SUPPORTED:
             raise FormatError(
@@ -56,9 +59,8 @@ class GGUFFile:
             )
 
     def field(self, key: str, default: Any = None) -> Any:
-        """A metadata value as a Python object, `default` if the file lacks it."""
-        field = self._reader.fields.get(key)
-        return default if field is None else field.contents()
+        """A metadata value, `default` if the file lacks it."""
+        return self._fields.get(key, default)
 
     def required(self, key: str) -> Any:
         """A metadata value; FormatError if the file lacks it."""
@@ -73,12 +75,11 @@ class GGUFFile:
         heads, width = self.required(f"{arch}.attention.head_count"), self.required(f"{arch}.embedding_length")
         head_dim = self.field(f"{arch}.attention.key_length", width // heads)
         self._refuse_partial_rotation(head_dim)
-        names = {tensor.name for tensor in self._reader.tensors}
         positions = self.required(f"{arch}.context_length")
         return {
             "architectures": [f"{arch.capitalize()}ForCausalLM"],
             "model_type": arch,
-            "vocab_size": int(self._shape("token_embd.weight")[-1]),
+            "vocab_size": self._entry("token_embd.weight").shape[-1],
             "hidden_size": width,
             "intermediate_size": self.required(f"{arch}.feed_forward_length"),
             "num_hidden_layers": self.required(f"{arch}.block_count"),
@@ -89,9 +90,9 @@ class GGUFFile:
             "rms_norm_eps": _short(self.required(f"{arch}.attention.layer_norm_rms_epsilon")),
             "max_position_embeddings": positions,
             "rope_parameters": self._rope(head_dim, positions),
-            "tie_word_embeddings": "output.weight" not in names,
-            "attention_bias": arch != "qwen2" and "blk.0.attn_q.bias" in names,
-            "mlp_bias": "blk.0.ffn_up.bias" in names,
+            "tie_word_embeddings": "output.weight" not in self._tensors,
+            "attention_bias": arch != "qwen2" and "blk.0.attn_q.bias" in self._tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in self._tensors,
             "bos_token_id": self.field("tokenizer.ggml.bos_token_id"),
             "eos_token_id": self.field("tokenizer.ggml.eos_token_id"),
             "pad_token_id": self.field("tokenizer.ggml.padding_token_id"),
@@ -99,14 +100,11 @@ class GGUFFile:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, float32 tensor) of every tensor, Q and K rows in Hugging Face order."""
-        from gguf import dequantize
-
         heads, kv_heads = self.required(f"{self.architecture}.attention.head_count"), self._kv_heads()
-        for tensor in self._reader.tensors:
-            if tensor.name == _ROPE_FACTORS:
+        for entry in self._tensors.values():
+            if entry.name == _ROPE_FACTORS:
                 continue
-            name = hugging_face_name(tensor.name)
-            values = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+            name, values = hugging_face_name(entry.name), self._dequantised(entry)
             if self.architecture == "llama" and ".self_attn.q_proj." in name:
                 values = undo_permutation(values, heads)
             elif self.architecture == "llama" and ".self_attn.k_proj." in name:
@@ -114,22 +112,34 @@ class GGUFFile:
             yield name, values
 
     def content_hash(self) -> str:
-        """Hexadecimal sha256 over names, types and stored bytes of all tensors, in name order."""
+        """Hexadecimal sha256 over names, types, shapes and stored bytes of all tensors, in name order."""
         digest = hashlib.sha256()
-        for tensor in sorted(self._reader.tensors, key=lambda t: str(t.name)):
-            digest.update(f"{tensor.name} {tensor.tensor_type.name} {tuple(tensor.shape)}\n".encode())
-            digest.update(np.ascontiguousarray(tensor.data).data)
+        for name in sorted(self._tensors):
+            entry = self._tensors[name]
+            digest.update(f"{name} {entry.type} {entry.shape}\n".encode())
+            digest.update(self._stored(entry).data)
         return digest.hexdigest()
+
+    def _stored(self, entry: TensorEntry) -> np.ndarray:
+        return self._data[entry.start : entry.start + tensor_bytes(entry)]
+
+    def _dequantised(self, entry: TensorEntry) -> Tensor:
+        """Float32 values, slowest axis first."""
+        from gguf import GGMLQuantizationType, dequantize  # takes a second to import
+
+        shape = entry.shape[::-1]
+        rows = self._stored(entry).reshape(*shape[:-1], -1)
+        values = dequantize(np.asarray(rows), GGMLQuantizationType(entry.type))
+        return torch.from_numpy(np.array(values, dtype=np.float32)).view(shape)
 
     def _kv_heads(self) -> int:
         arch = self.architecture
         return int(self.field(f"{arch}.attention.head_count_kv", self.required(f"{arch}.attention.head_count")))
 
-    def _shape(self, name: str) -> tuple[int, ...]:
-        for tensor in self._reader.tensors:
-            if tensor.name == name:
-                return tuple(int(size) for size in tensor.shape)
-        raise FormatError(f"{self.path} lacks the tensor {name}; convert the model to GGUF again")
+    def _entry(self, name: str) -> TensorEntry:
+        if name not in self._tensors:
+            raise FormatError(f"{self.path} lacks the tensor {name}; convert the model to GGUF again")
+        return self._tensors[name]
 
     def _refuse_partial_rotation(self, head_dim: int) -> None:
         rotated = self.field(f"{self.architecture}.rope.dimension_count", head_dim)
@@ -140,9 +150,9 @@ class GGUFFile:
         """The file's rotary settings as a `rope_parameters` dictionary."""
         arch = self.architecture
         theta = _short(self.field(f"{arch}.rope.freq_base", 10000.0))
-        factors = [tensor for tensor in self._reader.tensors if tensor.name == _ROPE_FACTORS]
-        if factors:
-            return _llama3_parameters(theta, head_dim, np.array(factors[0].data), self.path)
+        if _ROPE_FACTORS in self._tensors:
+            factors = self._dequantised(self._tensors[_ROPE_FACTORS]).numpy()
+            return _llama3_parameters(theta, head_dim, factors, self.path)
         kind = self.field(f"{arch}.rope.scaling.type", "none")
         if kind == "none":
             return {"rope_type": "default", "rope_theta": theta}
@@ -152,6 +162,14 @@ class GGUFFile:
             "factor": _short(self.required(f"{arch}.rope.scaling.factor")),
             "original_max_position_embeddings": self.field(f"{arch}.rope.scaling.original_context_length", positions),
         }
+
+
+def tensor_bytes(entry: TensorEntry) -> int:
+    """How many bytes a tensor takes in the file; ValueError for types that the `gguf` package does not know."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    values, size = GGML_QUANT_SIZES[GGMLQuantizationType(entry.type)]
+    return math.prod(entry.shape) // values * size
 
 
 def hugging_face_name(name: str) -> str:

@@ -1,0 +1,100 @@
+"""Every kernel computes the same product; packed ones differ only by rounding."""
+
+import pytest
+import torch
+
+from dspark.errors import ConfigError
+from dspark.nn.kernel_choice import choose_kernel, processor_flags
+from dspark.nn.linear import HalfKernel, OneDnnKernel, PlainKernel
+
+
+def matrices(rows=9, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x, bias = torch.randn(rows, 33, generator=generator), torch.randn(17, generator=generator)
+    return x, (torch.randn(17, 33, generator=generator) * 0.1).bfloat16(), bias.bfloat16()
+
+
+def packed_kernels():
+    kernels = [PlainKernel()]
+    if HalfKernel.available():
+        kernels.append(HalfKernel())
+    if OneDnnKernel.available():
+        kernels.append(OneDnnKernel())
+    return kernels
+
+
+@pytest.mark.parametrize("kernel", packed_kernels(), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 9, 40])
+def test_products_of_bfloat16_weights_are_exact_to_float32_rounding(kernel, with_bias, rows):
+    x, weight, bias = matrices(rows)
+    expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0)
+    found = kernel.pack(weight, bias if with_bias else None)(x)
+    assert found.dtype is kernel.activation_dtype
+    torch.testing.assert_close(found.double(), expected, atol=2e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", packed_kernels(), ids=lambda kernel: kernel.name)
+def test_leading_axes_are_kept(kernel):
+    x, weight, _ = matrices(12)
+    linear = kernel.pack(weight)
+    torch.testing.assert_close(linear(x.view(3, 4, 33)), linear(x).view(3, 4, 17), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", packed_kernels(), ids=lambda kernel: kernel.name)
+def test_packing_copies_or_keeps_but_never_changes_the_weights(kernel):
+    x, weight, bias = matrices()
+    before = weight.clone(), bias.clone()
+    kernel.pack(weight, bias)(x)
+    assert torch.equal(weight, before[0])
+    assert torch.equal(bias, before[1])
+
+
+@pytest.mark.skipif(not OneDnnKernel.available(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 13])
+def test_onednn_rows_do_not_depend_on_their_neighbours(rows):
+    x, weight, _ = matrices(26)
+    linear = OneDnnKernel().pack(weight)
+    assert torch.equal(torch.cat([linear(part) for part in x.split(rows)]), linear(x))
+
+
+@pytest.mark.skipif(not OneDnnKernel.available(torch.bfloat16), reason="this processor or torch has no packed bfloat16")
+def test_onednn_bfloat16_rounds_activations_only():
+    x, weight, _ = matrices()
+    expected = x.bfloat16().double() @ weight.double().T
+    found = OneDnnKernel(torch.bfloat16).pack(weight)(x)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found.double(), expected, atol=0.02, rtol=0.01)
+
+
+def test_only_the_plain_kernel_lets_gradients_through():
+    x, weight, _ = matrices()
+    x.requires_grad_()
+    PlainKernel().pack(weight)(x).sum().backward()
+    torch.testing.assert_close(x.grad[0], weight.float().sum(0))
+
+
+def test_automatic_choice():
+    bf16, fp32 = torch.bfloat16, torch.float32
+    assert choose_kernel("auto", fp32, frozenset({"avx2", "avx512_bf16"})).kernel.activation_dtype is fp32
+    choice = choose_kernel("auto", bf16, frozenset({"avx2"}))
+    assert choice.kernel.name == ("fp16" if HalfKernel.available() else "onednn")
+    assert choice.reason
+    if OneDnnKernel.available(bf16):
+        assert choose_kernel("auto", bf16, frozenset({"avx512_bf16"})).kernel.name == "onednn-bf16"
+
+
+def test_choices_by_name():
+    assert choose_kernel("plain", torch.bfloat16).kernel.activation_dtype is torch.bfloat16
+    with pytest.raises(ConfigError, match="kernel 'int3' does not exist; choose one of auto, plain"):
+        choose_kernel("int3", torch.float32)  # type: ignore[arg-type]
+
+
+def test_a_kernel_that_cannot_run_is_refused(monkeypatch):
+    monkeypatch.setattr(HalfKernel, "available", staticmethod(lambda: False))
+    with pytest.raises(ConfigError, match="'fp16' cannot run"):
+        choose_kernel("fp16", torch.bfloat16)
+
+
+def test_processor_flags_are_words():
+    assert all(flag and " " not in flag for flag in processor_flags())
