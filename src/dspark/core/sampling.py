@@ -94,13 +94,17 @@ def _top_p(p: Tensor, top_p: float) -> Tensor:
     """Keep the smallest set of most likely tokens whose mass reaches `top_p`."""
     if top_p >= 1:
         return p
+    rows = p.reshape(-1, p.shape[-1])
+    thresholds = torch.stack([_nucleus_edge(row, top_p) for row in rows]).reshape(*p.shape[:-1], 1)
+    return _keep(p, p >= thresholds)
+
+
+def _nucleus_edge(p: Tensor, top_p: float) -> Tensor:
+    """Mass of the least likely token that is kept of the row `p` [V]."""
     # Tokens below (1 - top_p) / V weigh less than 1 - top_p together, so none of them is kept: sort only the others.
-    candidates = int((p >= (1 - top_p) / p.shape[-1]).sum(dim=-1).max())
-    ranked = p.topk(max(candidates, 1), dim=-1).values
-    mass_before = ranked.cumsum(dim=-1) - ranked
-    kept = (mass_before < top_p).sum(dim=-1, keepdim=True).clamp_min(1)
-    threshold = ranked.gather(-1, kept - 1)
-    return _keep(p, p >= threshold)
+    ranked = p[p >= (1 - top_p) / len(p)].sort(descending=True).values
+    kept = int((ranked.cumsum(dim=-1) - ranked < top_p).sum())
+    return ranked[max(kept, 1) - 1] if len(ranked) else p.new_zeros(())
 
 
 def _min_p(p: Tensor, min_p: float) -> Tensor:
