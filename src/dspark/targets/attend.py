@@ -1,6 +1,7 @@
 """How one forward's queries reach keys: the part that differs between decoding and whole sequences."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -10,9 +11,9 @@ from dspark.targets.kv_cache import KVCache
 
 
 class Attend(Protocol):
-    """Attention of layer `layer`: queries [..., T, H, h], keys and values [..., T, K, h] -> [..., T, H, h]."""
+    """Attention of one layer: scaled queries [..., T, H, h], keys before values [..., T, 2K, h] -> [..., T, H * h]."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor: ...
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor: ...
 
 
 class AttendWhole:
@@ -21,8 +22,18 @@ class AttendWhole:
     def __init__(self, windows: Sequence[int | None]) -> None:
         self._windows = windows
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        key, value = key_value.chunk(2, dim=-2)
         return causal_attention(query, key, value, self._windows[layer])
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What one forward sees through one window: cached positions from `start` on, and which token sees which."""
+
+    start: int
+    mask: Tensor | None
+    only_itself: bool
 
 
 class AttendCached:
@@ -35,23 +46,23 @@ class AttendCached:
         self._cache = cache
         self._past = cache.length
         self._end = cache.reserve(tokens)
-        self._windows = windows
-        self._starts = {w: 0 if w is None else max(0, self._past - w + 1) for w in set(windows)}
-        self._whole = {w: self._past == 0 and (w is None or tokens <= w) for w in set(windows)}
-        self._masks = {w: self._mask(tokens, w) for w in set(windows)}
+        views = {window: self._view(tokens, window) for window in set(windows)}
+        self._views = [views[window] for window in windows]
 
-    def _mask(self, tokens: int, window: int | None) -> Tensor | None:
-        if tokens == 1 or self._whole[window]:
-            return None
-        visible = window_mask(self._past, tokens, window, self._cache.keys.device)
-        return additive(visible[:, self._starts[window] :], self._cache.keys.dtype)
+    def _view(self, tokens: int, window: int | None) -> _View:
+        start = 0 if window is None else max(0, self._past - window + 1)
+        only_itself = self._past == 0 and (window is None or tokens <= window)
+        if tokens == 1 or only_itself:
+            return _View(start, None, only_itself)
+        visible = window_mask(self._past, tokens, window, self._cache.keys[0].device)
+        return _View(start, additive(visible[:, start:], self._cache.keys[0].dtype), False)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[:, self._past : self._end] = key.transpose(0, 1)
-        values[:, self._past : self._end] = value.transpose(0, 1)
-        window = self._windows[layer]
-        if self._whole[window]:
-            return causal_attention(query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)).squeeze(0)
-        seen = slice(self._starts[window], self._end)
-        return cached_attention(query, keys[:, seen], values[:, seen], self._masks[window])
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        cache, view = self._cache, self._views[layer]
+        cache.write(layer, self._past, key_value)
+        if view.only_itself:
+            key, value = key_value.unsqueeze(0).chunk(2, dim=-2)
+            return causal_attention(query.unsqueeze(0), key, value).squeeze(0)
+        length = self._end - view.start
+        key, value = (rows[layer].narrow(1, view.start, length) for rows in (cache.keys, cache.values))
+        return cached_attention(query, key, value, view.mask)

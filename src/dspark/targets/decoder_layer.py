@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from dspark.nn.linear import Linear, LinearKernel
 from dspark.nn.row_norm import RowNorm
 from dspark.targets.config import DecoderConfig
+from dspark.targets.head_table import HeadTable
 
 
 class DecoderLayer:
@@ -29,24 +30,19 @@ class DecoderLayer:
         self._gate_up = _fuse(weights, kernel, "mlp.gate_proj", "mlp.up_proj")
         self._down = _fuse(weights, kernel, "mlp.down_proj")
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [..., T, H, h] and keys, and values [..., T, K, h], of states [..., T, d].
-
-        `cos`, `sin` [T, 1, h] as `Rotary.at` makes them.
-        """
+    def project(self, x: Tensor, table: HeadTable) -> tuple[Tensor, Tensor]:
+        """Queries [..., T, H, h], ready for their scores, and keys before values [..., T, 2K, h], of states [..., T, d]."""
         heads, kv_heads = self._heads
         projected = self._qkv(self._input_norm(x)).view(*x.shape[:-1], heads + 2 * kv_heads, self._head_dim)
-        rotating, value = projected.split_with_sizes((heads + kv_heads, kv_heads), dim=-2)
         if self._query_norm is not None and self._key_norm is not None:
-            query, key = rotating.split_with_sizes(self._heads, dim=-2)
-            rotating = torch.cat((self._query_norm(query), self._key_norm(key)), dim=-2)
-        rotated = torch.addcmul(rotating * cos, rotating.roll(self._head_dim // 2, -1), sin)
-        query, key = rotated.split_with_sizes(self._heads, dim=-2)
-        return query, key, value
+            query, key, value = projected.split_with_sizes((heads, kv_heads, kv_heads), dim=-2)
+            projected = torch.cat((self._query_norm(query), self._key_norm(key), value), dim=-2)
+        query, key_value = table.apply(projected).split_with_sizes((heads, 2 * kv_heads), dim=-2)
+        return query, key_value
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Output projection, MLP and both residuals: states [..., T, d] and attention output [..., T, H, h]."""
-        x = self._output(attended.flatten(-2)).add_(x)
+        """Output projection, MLP and both residuals: states [..., T, d] and attention output [..., T, H * h]."""
+        x = self._output(attended).add_(x)
         gate, up = self._gate_up(self._mlp_norm(x)).chunk(2, dim=-1)
         return self._down(F.silu(gate).mul_(up)).add_(x)
 

@@ -7,14 +7,21 @@ from dspark.errors import CapacityError
 
 
 class KVCache:
-    """`keys`, `values` [layers, K, capacity, h]; positions from `length` on are free and may hold rolled-back rows."""
+    """`keys[layer]`, `values[layer]` [K, capacity, h]; positions from `length` on are free, or rolled back.
+
+    One block per layer holds both, keys first, so that a forward writes them in one copy.
+    """
 
     def __init__(self, layers: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype) -> None:
-        shape = (layers, kv_heads, capacity, head_dim)
-        self.keys: Tensor = torch.zeros(shape, dtype=dtype)
-        self.values: Tensor = torch.zeros(shape, dtype=dtype)
+        self._blocks = torch.zeros((layers, 2 * kv_heads, capacity, head_dim), dtype=dtype).unbind()
+        self.keys: list[Tensor] = [block[:kv_heads] for block in self._blocks]
+        self.values: list[Tensor] = [block[kv_heads:] for block in self._blocks]
         self.capacity = capacity
         self.length = 0
+
+    def write(self, layer: int, start: int, rows: Tensor) -> None:
+        """Store `rows` [T, 2K, h], the keys and values of positions `start` ... `start` + T - 1."""
+        self._blocks[layer].narrow(1, start, len(rows)).copy_(rows.transpose(0, 1))
 
     def reserve(self, tokens: int) -> int:
         """The length after `tokens` more positions; CapacityError if they do not fit."""

@@ -14,6 +14,7 @@ from dspark.nn.row_norm import RowNorm
 from dspark.targets.attend import Attend, AttendCached, AttendWhole
 from dspark.targets.config import DecoderConfig
 from dspark.targets.decoder_layer import DecoderLayer
+from dspark.targets.head_table import HeadTable
 from dspark.targets.kv_cache import KVCache
 from dspark.types import Cache, TargetInfo, TargetOutput
 
@@ -107,10 +108,10 @@ class NativeTarget:
     def _run(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Sequence[int]) -> TargetOutput:
         self.config.check_taps(taps)
         x = self.embed(token_ids)
-        cos, sin = (table.unsqueeze(-2).to(x.dtype) for table in self._rotary.at(positions))
+        table = HeadTable.build(self.config, self._rotary, positions, x.dtype)
         tapped = {-1: x}
         for index, layer in enumerate(self._layers):
-            x = layer.finish(x, attend(index, *layer.project(x, cos, sin)))
+            x = layer.finish(x, attend(index, *layer.project(x, table)))
             if index in taps:
                 tapped[index] = x
         features = torch.cat([tapped[layer] for layer in taps], dim=-1) if taps else x.new_empty(*x.shape[:-1], 0)
