@@ -29,7 +29,7 @@ class RandomStreams:
     verification and budgets from past confidences look at drafts beyond the point where a round ends, so their
     random numbers are no longer fresh when the next round drafts the same positions again. A round is named by the
     output position of its first token, which the request's own past determines; hence no dependence on batch,
-    order or preemption.
+    order or preemption (docs/decisions/0004).
     """
 
     seed: int
