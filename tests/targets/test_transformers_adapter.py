@@ -21,6 +21,8 @@ def adapt(tiny):
 def test_it_agrees_with_the_native_decoder_in_pieces_and_after_rollback(variant):
     adapter, native = adapt(variant), build_target(read_directory(variant.directory, "tiny"), torch.float32)
     assert adapter.info == native.info
+    assert torch.equal(adapter.embedding_weight, native.embedding_weight)
+    assert torch.equal(adapter.lm_head_weight, native.lm_head_weight)
     outputs = []
     for target in (adapter, native):
         cache = target.new_cache(20)

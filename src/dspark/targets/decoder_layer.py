@@ -31,7 +31,7 @@ class DecoderLayer:
         self._down = _fuse(weights, kernel, "mlp.down_proj")
 
     def project(self, x: Tensor, table: HeadTable) -> tuple[Tensor, Tensor]:
-        """Queries [..., T, H, h], ready for their scores, and keys before values [..., T, 2K, h], of states [..., T, d]."""
+        """Scaled queries [..., T, H, h], and keys before values [..., T, 2K, h], of states [..., T, d]."""
         heads, kv_heads = self._heads
         projected = self._qkv(self._input_norm(x)).view(*x.shape[:-1], heads + 2 * kv_heads, self._head_dim)
         if self._query_norm is not None and self._key_norm is not None:

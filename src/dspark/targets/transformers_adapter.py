@@ -77,6 +77,18 @@ class TransformersTarget:
         )
         self._probe_head()
 
+    @property
+    def embedding_weight(self) -> Tensor:
+        """[V, d], in the model's dtype."""
+        weight: Tensor = self._model.get_input_embeddings().weight.detach()
+        return weight
+
+    @property
+    def lm_head_weight(self) -> Tensor:
+        """[V, d], in the model's dtype."""
+        weight: Tensor = self._model.get_output_embeddings().weight.detach()
+        return weight
+
     def new_cache(self, capacity: int) -> TransformersCache:
         """An empty cache that refuses more than `capacity` positions."""
         return TransformersCache(capacity)

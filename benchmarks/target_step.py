@@ -1,0 +1,66 @@
+"""Milliseconds of one target step by linear kernel and number of new tokens, at a context of 256.
+
+    python benchmarks/target_step.py [--threads N] [--kernels fp16,onednn,plain] [--cpu-time]
+
+Medians over repeated steps, the LM head on every row included. `--cpu-time` counts this process's processor time
+instead of the clock's, the only steady measure with one thread on a machine that does other work.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+from dspark.errors import ConfigError
+from dspark.targets.embedded import load_smollm2
+from dspark.targets.native import NativeTarget
+
+CONTEXT = 256
+ROWS = (1, 4, 8, 16, 64)
+DTYPES = {"fp16": torch.bfloat16, "onednn-bf16": torch.bfloat16}
+TAPS = (1, 8, 15, 22, 28)
+BUDGET_SECONDS = 3.0
+
+
+def step_milliseconds(target: NativeTarget, rows: int, clock: Callable[[], float]) -> float:
+    """Median time of appending `rows` tokens to a context of `CONTEXT`, logits and taps included."""
+    cache = target.new_cache(CONTEXT + rows)
+    target.forward(torch.arange(1000, 1000 + CONTEXT), cache)
+    tokens = torch.arange(500, 500 + rows)
+    times: list[float] = []
+    stop = time.perf_counter() + BUDGET_SECONDS
+    while len(times) < 5 or time.perf_counter() < stop:
+        cache.rollback(CONTEXT)
+        start = clock()
+        target.logits(target.forward(tokens, cache, TAPS).last_hidden)
+        times.append(clock() - start)
+    return 1000 * statistics.median(times[1:])
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--kernels", default="plain,onednn,fp16,onednn-bf16")
+    parser.add_argument("--cpu-time", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    table: dict[str, dict[int, float]] = {}
+    for name in options.kernels.split(","):
+        try:
+            target = load_smollm2(DTYPES.get(name, torch.float32), kernel=name)
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            continue
+        table[name] = {rows: round(step_milliseconds(target, rows, clock), 1) for rows in ROWS}
+        print(name, table[name], file=sys.stderr)
+    print(json.dumps({"threads": options.threads, "cpu_time": options.cpu_time, "milliseconds": table}))
+
+
+if __name__ == "__main__":
+    main()
