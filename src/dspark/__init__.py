@@ -1,3 +1,34 @@
-"""Lossless speculative decoding with DSpark drafters. The names below are the public ones; folders are private."""
+"""Lossless speculative decoding with DSpark drafters. The names in `__all__` are the public ones; folders are private."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspark.drafters.registry import load_drafter as load_drafter
+    from dspark.engine.reference import ReferenceLoop as ReferenceLoop
+    from dspark.evaluation.evaluate import evaluate as evaluate
+    from dspark.targets.registry import load_target as load_target
+    from dspark.targets.registry import load_tokenizer as load_tokenizer
+    from dspark.training.run import train as train
+    from dspark.types import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "ReferenceLoop": "dspark.engine.reference",
+    "SamplingParams": "dspark.types",
+    "evaluate": "dspark.evaluation.evaluate",
+    "load_drafter": "dspark.drafters.registry",
+    "load_target": "dspark.targets.registry",
+    "load_tokenizer": "dspark.targets.registry",
+    "train": "dspark.training.run",
+}
+
+__all__ = ["ReferenceLoop", "SamplingParams", "evaluate", "load_drafter", "load_target", "load_tokenizer", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that `dspark --help` does not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dspark' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

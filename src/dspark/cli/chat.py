@@ -54,7 +54,7 @@ def chat(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens
     )
     check_sampling(params)
-    session = open_session(target, drafter, dtype, decode_options(), quiet=json)
+    session = open_session(target, drafter, dtype, decode_options(), quiet=json, measure=True)
     conversation = Conversation(session, params, system, quiet=json)
     if sys.stdin.isatty() and not json:
         console.note(BANNER)

@@ -93,7 +93,8 @@ def generate(
         ignore_eos=ignore_eos,
     )
     check_sampling(params)
-    session = open_session(target, drafter, dtype, decode_options(max_draft_tokens, block_verification), quiet=json)
+    options = decode_options(max_draft_tokens, block_verification)
+    session = open_session(target, drafter, dtype, options, quiet=json, measure=True)
     codec = session.codec
     answer = session.start(codec.encode(text) if raw else codec.encode_chat(user_turn(text, system)), params)
     if json:

@@ -107,7 +107,7 @@ MaxDraftTokensOption = Annotated[
     typer.Option(
         "--max-draft-tokens",
         metavar="N",
-        help="Drafts of a round, at most gamma.",
+        help="Drafts of a round at most. Default: as many as pay on this machine; gamma in `eval`.",
         rich_help_panel=_DRAFTING,
         show_default=False,
     ),

@@ -1,6 +1,6 @@
 """What generate, chat and eval decode with: a target, its text codec and a drafter, opened by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dspark.types import SamplingParams, Target
 
 NO_DRAFTER = "none"
+MEASURE_REPEATS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,28 @@ def decode_options(max_draft_tokens: int | None = None, block_verification: bool
 
 
 def open_session(
-    target_name: str, drafter_name: str | None, dtype: "Dtype", options: "DecodeOptions", quiet: bool
+    target_name: str,
+    drafter_name: str | None,
+    dtype: "Dtype",
+    options: "DecodeOptions",
+    quiet: bool,
+    measure: bool = False,
 ) -> Session:
-    """Load target and drafter, with a spinner on the terminal."""
+    """Load target and drafter, with a spinner on the terminal.
+
+    With `measure`, and no cap in `options`, a round holds as many drafts as pay on this machine.
+    """
     with console.status(f"Loading {target_name} ...", quiet=quiet):
         from dspark.data.text import TextCodec
+        from dspark.engine.draft_limit import measure_draft_limit
         from dspark.engine.reference import ReferenceLoop
         from dspark.targets.registry import load_tokenizer
 
         target, codec = open_target(target_name, dtype), TextCodec(load_tokenizer(target_name))
         directory = drafter_directory(drafter_name, target.info.name)
         drafter = None if directory is None else open_drafter(directory, target)
+        if measure and drafter is not None and options.max_draft_tokens is None:
+            options = replace(options, max_draft_tokens=measure_draft_limit(target, drafter, repeats=MEASURE_REPEATS))
         return Session(codec, ReferenceLoop(target, drafter, options), directory)
 
 
