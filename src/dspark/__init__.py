@@ -1,4 +1,4 @@
-"""Lossless speculative decoding with DSpark drafters. The names in `__all__` are the public ones; folders are private."""
+"""Lossless speculative decoding with DSpark drafters. `__all__` holds the public names; folders are private."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -18,10 +18,11 @@ KEYS = {"tau", "tokens_per_target_forward", "rounds", "drafted_tokens", "verifie
     "verify_seconds",
     "schedule_seconds",
 }
+DRAFT = ("--max-draft-tokens", 3)  # so small a target would not be worth drafting for
 
 
 def test_json_has_the_agreed_shape_and_stdout_nothing_else(run, world):
-    outcome = run("generate", QUESTION, "-t", world / "target", "-d", world / "drafter", "-n", 12, "--json")
+    outcome = run("generate", QUESTION, "-t", world / "target", "-d", world / "drafter", "-n", 12, *DRAFT, "--json")
     assert (outcome.status, outcome.err) == (0, "")
     answer = outcome.json
     assert set(answer) >= {"text", "token_ids", "finish_reason", "metrics"}
@@ -30,7 +31,7 @@ def test_json_has_the_agreed_shape_and_stdout_nothing_else(run, world):
 
 
 def test_the_text_streams_to_stdout_and_the_summary_to_stderr(run, world):
-    arguments = ("generate", QUESTION, "-t", world / "target", "-d", world / "drafter", "-n", 12)
+    arguments = ("generate", QUESTION, "-t", world / "target", "-d", world / "drafter", "-n", 12, *DRAFT)
     plain, json = run(*arguments), run(*arguments, "--json").json
     assert plain.status == 0
     assert plain.out == json["text"] + "\n"
@@ -40,7 +41,7 @@ def test_the_text_streams_to_stdout_and_the_summary_to_stderr(run, world):
 
 def test_greedy_text_does_not_depend_on_the_drafter(run, world):
     arguments = ("generate", QUESTION, "-t", world / "target", "-n", 40, "--dtype", "fp32", "--ignore-eos", "--json")
-    with_drafter = run(*arguments, "-d", world / "drafter").json
+    with_drafter = run(*arguments, "-d", world / "drafter", *DRAFT).json
     without = run(*arguments, "-d", "none").json
     assert with_drafter["token_ids"] == without["token_ids"]
     assert len(without["token_ids"]) == 40
@@ -55,7 +56,19 @@ def test_a_seed_fixes_a_sampled_answer_and_another_changes_it(run, world):
 
 @pytest.mark.parametrize("option", [["--block-verification"], ["--max-draft-tokens", "1"], ["--max-draft-tokens", "0"]])
 def test_drafting_options_change_no_greedy_text(run, world, option):
-    arguments = ("generate", QUESTION, "-t", world / "target", "-d", world / "drafter", "-n", 16, "--dtype", "fp32")
+    arguments = (
+        "generate",
+        QUESTION,
+        "-t",
+        world / "target",
+        "-d",
+        world / "drafter",
+        "-n",
+        16,
+        "--dtype",
+        "fp32",
+        *DRAFT,
+    )
     assert run(*arguments, *option).out == run(*arguments).out
 
 

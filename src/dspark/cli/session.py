@@ -75,7 +75,9 @@ def open_session(
         drafter = None if directory is None else open_drafter(directory, target)
         if measure and drafter is not None and options.max_draft_tokens is None:
             options = replace(options, max_draft_tokens=measure_draft_limit(target, drafter, repeats=MEASURE_REPEATS))
-        return Session(codec, ReferenceLoop(target, drafter, options), directory)
+    if drafter is not None and options.max_draft_tokens == 0:
+        console.note("drafting does not pay on this machine; decoding plainly (--max-draft-tokens forces it)", quiet)
+    return Session(codec, ReferenceLoop(target, drafter, options), directory)
 
 
 def open_target(name: str, dtype: "Dtype") -> "Target":
