@@ -136,6 +136,17 @@ def test_token_impossible_for_the_target_but_not_for_the_drafter(rule: Rejection
 
 
 @both_rules
+def test_dead_end_behind_an_impossible_token_is_never_entered(rule: RejectionRule) -> None:
+    def target_logits(context: Tokens) -> Tensor:
+        return (
+            torch.full((V,), -torch.inf, dtype=torch.float64) if 1 in context else hashed(5, impossible=(1,))(context)
+        )
+
+    way = scheme(rule, history, target_logits=target_logits)
+    assert distance(way) <= EXACT
+
+
+@both_rules
 def test_laws_without_common_tokens(rule: RejectionRule) -> None:
     way = scheme(rule, forbids_two, target_logits=hashed(5, impossible=(0, 1)))
     assert output_law(way, 3) == pytest.approx({(2, 2, 2): 1.0})
