@@ -35,10 +35,12 @@ def test_products_of_bfloat16_weights_are_exact_to_float32_rounding(kernel, with
 
 
 @pytest.mark.parametrize("kernel", packed_kernels(), ids=lambda kernel: kernel.name)
-def test_leading_axes_are_kept(kernel):
+def test_any_leading_axes_are_kept(kernel):
     x, weight, _ = matrices(12)
     linear = kernel.pack(weight)
     torch.testing.assert_close(linear(x.view(3, 4, 33)), linear(x).view(3, 4, 17), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(linear(x[5]), linear(x)[5], atol=1e-6, rtol=1e-6)
+    assert linear(x[:0]).shape == (0, 17)
 
 
 @pytest.mark.parametrize("kernel", packed_kernels(), ids=lambda kernel: kernel.name)

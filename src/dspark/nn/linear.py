@@ -66,8 +66,8 @@ class HalfLinear:
         self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        product: Tensor = self._multiply(x, self._packed)
-        return product
+        product: Tensor = self._multiply(x.unsqueeze(0) if x.dim() == 1 else x, self._packed)
+        return product.squeeze(0) if x.dim() == 1 else product
 
 
 class HalfKernel:
