@@ -13,7 +13,6 @@ ERRORS = {
     "bug": RuntimeError("shapes differ"),
     "memory": MemoryError(),
     "interrupt": KeyboardInterrupt(),
-    "pipe": BrokenPipeError(),
 }
 
 

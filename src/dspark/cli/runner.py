@@ -1,7 +1,6 @@
 """How every verb ends: exit status 0 done, 1 failure, 2 bad usage or input, 130 interrupted; errors are one line."""
 
 import os
-import sys
 import traceback
 from collections.abc import Sequence
 
@@ -9,7 +8,7 @@ import typer
 
 from dspark.errors import DsparkError
 
-DONE, FAILURE, BAD_INPUT, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+DONE, FAILURE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 DEBUG_VARIABLE = "DSPARK_DEBUG"
 
 _FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -19,8 +18,6 @@ def exit_status(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Run `app` on `arguments`; whatever it raises becomes one line on stderr and the status that belongs to it."""
     try:
         status = app(args=list(arguments), prog_name="dspark", standalone_mode=False)
-    except BrokenPipeError:
-        return _leave_closed_pipe()
     except (Exception, KeyboardInterrupt) as error:
         if os.environ.get(DEBUG_VARIABLE):
             traceback.print_exc()
@@ -56,9 +53,3 @@ def complain(message: str) -> None:
 def _help_hint(error: typer.TyperException) -> str:
     command = getattr(getattr(error, "ctx", None), "command_path", "dspark")
     return f"See `{command} --help`."
-
-
-def _leave_closed_pipe() -> int:
-    """The reader of stdout has gone (`dspark ... | head`): stop quietly, and keep the final flush from complaining."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return PIPE_CLOSED
