@@ -58,3 +58,20 @@ def test_a_recipe_for_another_target_is_refused(tmp_path: Path) -> None:
     recipe = tiny_recipe().model_copy(update={"target": "huge"})
     with pytest.raises(CompatibilityError, match="'huge'.*'tiny'"):
         train(recipe, TinyTarget(), tmp_path)
+
+
+def test_a_drafter_can_be_trained_further(tmp_path: Path, answers_file: Path) -> None:
+    recipe = tiny_recipe()
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"answers": answers_file})})
+    first = train(recipe, TinyTarget(), tmp_path / "first")
+    further = recipe.drafter.model_copy(update={"start_from": first.drafter_directory})
+    recipe = recipe.model_copy(
+        update={"drafter": further, "optimiser": recipe.optimiser.model_copy(update={"total_steps": 40})}
+    )
+    second = train(recipe, TinyTarget(), tmp_path / "second")
+    assert second.held_out.loss < first.held_out.loss
+    assert not second.drafter_directory.samefile(first.drafter_directory)
+
+    shallow = recipe.model_copy(update={"drafter": further.model_copy(update={"markov_rank": 3})})
+    with pytest.raises(CompatibilityError, match="markov_rank"):
+        train(shallow, TinyTarget(), tmp_path / "third")

@@ -15,7 +15,7 @@ class _Section(BaseModel):
 
 
 class DrafterSection(_Section):
-    """Shape of the drafter and how its weights start."""
+    """Shape of the drafter and how its weights start: as another drafter of this shape, or from the target."""
 
     num_hidden_layers: int = Field(3, ge=1)
     block_size: int = Field(7, ge=1)
@@ -25,6 +25,7 @@ class DrafterSection(_Section):
     markov_rank: int = Field(128, ge=0)
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
     enable_confidence_head: bool = True
+    start_from: Path | None = None
     warm_start: bool = True
     bigram_start: bool = True
 

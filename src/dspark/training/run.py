@@ -83,5 +83,7 @@ def training_summary(recipe: Recipe, step: int, held_out: StepResult | None) -> 
     """What a checkpoint tells people about how it was trained; paths are left out."""
     tree = recipe.model_dump(mode="json")
     tree["data"]["answers"] = recipe.data.answers.name
+    if recipe.drafter.start_from is not None:
+        tree["drafter"]["start_from"] = recipe.drafter.start_from.name
     figures = {} if held_out is None else {"held_out_tau": round(held_out.tau, 4)}
     return {"steps": step, **figures, "recipe": tree}

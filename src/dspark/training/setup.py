@@ -1,6 +1,7 @@
 """From a recipe to a trainer: build the drafter for the target, start its weights, wire up the teacher."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from torch import Tensor
 from dspark.data.answers import Answer
 from dspark.drafters.config import DrafterConfig, HeadKind
 from dspark.drafters.dspark import DSpark
+from dspark.drafters.registry import load_drafter
+from dspark.errors import CompatibilityError
 from dspark.training.recipe import Recipe
 from dspark.training.teacher import Teacher, TeacherTarget
 from dspark.training.warm_start import draft_vocabulary, start_from_bigrams, start_from_layers
@@ -83,6 +86,8 @@ def drafter_config(recipe: Recipe, target: TrainableTarget) -> DrafterConfig:
 def build_drafter(recipe: Recipe, target: TrainableTarget, answers: Sequence[Answer], teacher: Teacher) -> DSpark:
     """A fresh drafter for `target`, with the starts that the recipe asks for; `answers` give vocabulary and bigrams."""
     config = drafter_config(recipe, target)
+    if recipe.drafter.start_from is not None:
+        return continued_drafter(recipe.drafter.start_from, config, target)
     size = config.draft_vocab_size
     kept = None if size is None else draft_vocabulary(answers, size)
     drafter = DSpark(config, target.embedding_weight, target.lm_head_weight, kept)
@@ -94,6 +99,19 @@ def build_drafter(recipe: Recipe, target: TrainableTarget, answers: Sequence[Ans
     if recipe.drafter.bigram_start:
         start_from_bigrams(drafter, answers, recipe.seed)
     return drafter
+
+
+def continued_drafter(directory: Path, config: DrafterConfig, target: TrainableTarget) -> DSpark:
+    """The drafter in `directory` with its draft vocabulary, trainable again.
+
+    Raises:
+        CompatibilityError: its shape is not the recipe's `config`.
+    """
+    drafter = load_drafter(directory, target)
+    different = [f.name for f in fields(config) if getattr(config, f.name) != getattr(drafter.config, f.name)]
+    if different:
+        raise CompatibilityError(f"{directory} differs from the recipe in {', '.join(different)}; adapt the recipe.")
+    return drafter.train().requires_grad_(True)
 
 
 def teacher_of(recipe: Recipe, target: TeacherTarget, directory: Path | None) -> Teacher:
