@@ -26,6 +26,6 @@ def test_generate_answers_a_question(model_wheel):
 
 def test_a_reader_that_leaves_early_sees_no_traceback(world):
     command = f"{sys.executable} -m dspark generate Hi -t {world / 'target'} -d none -n 60 --ignore-eos | head -c 1"
-    finished = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=300)
+    finished = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=300)
     assert len(finished.stdout) == 1
-    assert "Traceback" not in finished.stderr
+    assert b"Traceback" not in finished.stderr
