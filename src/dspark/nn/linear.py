@@ -123,12 +123,17 @@ class OneDnnKernel:
         self.row_invariant = dtype is torch.float32
         self.dtype = dtype
 
-    @staticmethod
-    def available(dtype: torch.dtype = torch.float32) -> bool:
-        """Whether this torch carries oneDNN, and for bfloat16 whether the processor can."""
-        if not torch._C._has_mkldnn:
+    @classmethod
+    def available(cls, dtype: torch.dtype = torch.float32) -> bool:
+        """Whether this torch and processor multiply packed `dtype` matrices: a small product is tried."""
+        if not torch._C._has_mkldnn or (dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
             return False
-        return dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        ones = torch.ones(16, 16)
+        try:
+            product = cls(dtype).pack(ones)(ones)
+        except RuntimeError:
+            return False
+        return torch.equal(product, 16 * ones)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Copy `weight` into the blocked layout."""
