@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / rms(x) * weight over the last axis, computed in float32 and returned in the dtype of `x`."""
-    return nn.functional.rms_norm(x.float(), (x.shape[-1],), None if weight is None else weight.float(), eps).to(x.dtype)
+    scale = None if weight is None else weight.float()
+    return nn.functional.rms_norm(x.float(), (x.shape[-1],), scale, eps).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
