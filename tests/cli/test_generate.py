@@ -54,6 +54,19 @@ def test_a_seed_fixes_a_sampled_answer_and_another_changes_it(run, world):
     assert first == again != other
 
 
+def test_without_a_seed_every_sampled_answer_is_new_and_names_its_seed(run, world):
+    arguments = ("generate", QUESTION, "-t", world / "target", "-T", 1, "-n", 24, "--ignore-eos", "--json")
+    first, second = (run(*arguments).json for _ in range(2))
+    assert first["token_ids"] != second["token_ids"]
+    assert run(*arguments, "--seed", first["seed"]).json["token_ids"] == first["token_ids"]
+
+
+def test_a_seeded_answer_does_not_depend_on_how_fast_the_machine_is(run, world, monkeypatch):
+    arguments = ("generate", QUESTION, "-t", world / "target", "-d", world / "drafter", "-T", 1, "--seed", 5, "--json")
+    monkeypatch.setattr("dspark.engine.draft_limit.measure_draft_limit", lambda *args, **options: 1)
+    assert run(*arguments).json["token_ids"] == run(*arguments, "--max-draft-tokens", 3).json["token_ids"]
+
+
 @pytest.mark.parametrize("option", [["--block-verification"], ["--max-draft-tokens", "1"], ["--max-draft-tokens", "0"]])
 def test_drafting_options_change_no_greedy_text(run, world, option):
     arguments = (

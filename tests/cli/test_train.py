@@ -42,7 +42,8 @@ def test_a_recipe_becomes_a_drafter_that_decodes(run, world, recipe, tmp_path):
     assert (outcome.status, outcome.err) == (0, "")
     report = outcome.json
     assert (report["step"], report["finished"]) == (2, True)
-    answer = run("generate", "Hi", "-t", world / "target", "-d", report["drafter"], "-n", 6, "--ignore-eos", "--json")
+    drafting = ("-d", report["drafter"], "--max-draft-tokens", 3)
+    answer = run("generate", "Hi", "-t", world / "target", *drafting, "-n", 6, "--ignore-eos", "--json")
     assert answer.json["metrics"]["drafted_tokens"] > 0
 
 

@@ -19,6 +19,7 @@ from dspark.cli.options import (
     TopKOption,
     TopPOption,
     examples,
+    seed_or_fresh,
 )
 from dspark.cli.runner import complain
 from dspark.cli.session import decode_options, open_session
@@ -42,19 +43,20 @@ def chat(
     top_k: TopKOption = 0,
     top_p: TopPOption = 1.0,
     min_p: MinPOption = 0.0,
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     dtype: DtypeOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Talk with a target, several turns, answers streaming. Works on a pipe as well."""
-    from dspark.core.params import check_sampling
+    from dspark.core.params import check_sampling, is_greedy
     from dspark.types import SamplingParams
 
     params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_tokens
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed_or_fresh(seed), max_tokens=max_tokens
     )
     check_sampling(params)
-    session = open_session(target, drafter, dtype, decode_options(), quiet=json, measure=True)
+    measure = is_greedy(params) or seed is None
+    session = open_session(target, drafter, dtype, decode_options(), quiet=json, measure=measure)
     conversation = Conversation(session, params, system, quiet=json)
     if sys.stdin.isatty() and not json:
         console.note(BANNER)

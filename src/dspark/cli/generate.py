@@ -28,6 +28,7 @@ from dspark.cli.options import (
     TopKOption,
     TopPOption,
     examples,
+    seed_or_fresh,
 )
 from dspark.cli.session import decode_options, open_session
 from dspark.cli.summary import answer_json, summary
@@ -63,7 +64,7 @@ def generate(
     repetition_penalty: RepetitionPenaltyOption = 1.0,
     presence_penalty: PresencePenaltyOption = 0.0,
     frequency_penalty: FrequencyPenaltyOption = 0.0,
-    seed: SeedOption = 0,
+    seed: SeedOption = None,
     stop: StopOption = None,
     max_draft_tokens: MaxDraftTokensOption = None,
     block_verification: BlockVerificationOption = False,
@@ -75,7 +76,7 @@ def generate(
     text = read_prompt(prompt, prompt_file)
     if raw and system is not None:
         raise ConfigError("--system needs the chat template, which --raw leaves out. Drop one of the two.")
-    from dspark.core.params import check_sampling
+    from dspark.core.params import check_sampling, is_greedy
     from dspark.data.chat import user_turn
     from dspark.types import SamplingParams
 
@@ -87,18 +88,19 @@ def generate(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        seed=seed,
+        seed=seed_or_fresh(seed),
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
     check_sampling(params)
     options = decode_options(max_draft_tokens, block_verification)
-    session = open_session(target, drafter, dtype, options, quiet=json, measure=True)
+    measure = is_greedy(params) or seed is None  # how much is drafted changes no law, but it does change draws
+    session = open_session(target, drafter, dtype, options, quiet=json, measure=measure)
     codec = session.codec
     answer = session.start(codec.encode(text) if raw else codec.encode_chat(user_turn(text, system)), params)
     if json:
-        console.print_json(answer_json(answer.finish()))
+        console.print_json(answer_json(answer.finish()) | {"seed": params.seed})
         return
     for commit in answer:
         console.print_text(commit.text)

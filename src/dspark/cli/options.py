@@ -1,5 +1,6 @@
 """Options that several verbs share, spelled once."""
 
+import secrets
 from typing import Annotated, Literal
 
 import typer
@@ -87,7 +88,14 @@ FrequencyPenaltyOption = Annotated[
     ),
 ]
 SeedOption = Annotated[
-    int, typer.Option("--seed", metavar="N", help="Seed of every random draw.", rich_help_panel=_SAMPLING)
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        help="Makes a sampled answer repeatable. Default: a fresh one.",
+        rich_help_panel=_SAMPLING,
+        show_default=False,
+    ),
 ]
 StopOption = Annotated[
     list[str] | None,
@@ -120,6 +128,11 @@ BlockVerificationOption = Annotated[
         rich_help_panel=_DRAFTING,
     ),
 ]
+
+
+def seed_or_fresh(seed: int | None) -> int:
+    """The seed asked for, or one that nobody can foresee."""
+    return secrets.randbits(32) if seed is None else seed
 
 
 def examples(*commands: str) -> str:
