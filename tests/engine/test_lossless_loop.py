@@ -33,7 +33,7 @@ V, GAMMA, PROMPT = 3, 3, (0, 2)
 TARGET = HashedLaw(V, seed=6, order=1)
 PLAIN = SamplingParams(temperature=1.0)
 LEVEL = 1e-4
-TESTS = 20
+TESTS = 16
 TOKENS = 3200
 
 
@@ -105,6 +105,8 @@ MARKOV_CASES = {
     "token, greedy drafts": Case(TokenRejection(), greedy_drafts=True),
 }
 MORE_CASES = {
+    "token": MARKOV_CASES["token"],
+    "block": MARKOV_CASES["block"],
     "token, Markov drafter": Case(TokenRejection(), order=1),
     "block, Markov drafter": Case(BlockVerification(), order=1),
     "token, top-k": Case(TokenRejection(), params=SamplingParams(temperature=0.6, top_k=2)),
@@ -118,9 +120,9 @@ def test_tokens_follow_the_target(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", (MARKOV_CASES | MORE_CASES).values(), ids=(MARKOV_CASES | MORE_CASES).keys())
+@pytest.mark.parametrize("case", MORE_CASES.values(), ids=MORE_CASES.keys())
 def test_tokens_follow_the_target_closely(case: Case) -> None:
-    assert pairs_p_value(case, 10 * TOKENS) > LEVEL / TESTS
+    assert pairs_p_value(case, 4 * TOKENS) > LEVEL / TESTS
 
 
 PENALTIES = SamplingParams(temperature=1.2, repetition_penalty=1.6, presence_penalty=0.5, frequency_penalty=0.5)
