@@ -19,11 +19,14 @@ from dspark.data.text import TextCodec
 from dspark.doctor.machine import processor
 from dspark.drafters.registry import load_drafter
 from dspark.drafters.shipped import shipped_drafter
+from dspark.engine.draft_limit import measure_draft_limit
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
+from dspark.errors import FormatError
 from dspark.evaluation.agreement import first_divergence
 from dspark.evaluation.compare import Decode, Decoded, Timed, loop_decoder, run_arms, speed, tally
 from dspark.evaluation.prompts import read_prompt_set
+from dspark.nn.kernel_choice import choose_kernel
 from dspark.targets.embedded import converted_directory
 from dspark.targets.registry import load_target, load_tokenizer
 from dspark.types import SamplingParams
@@ -51,15 +54,23 @@ def main() -> None:
     args = arguments()
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0)
     target, codec = load_target(TARGET, "bf16"), TextCodec(load_tokenizer(TARGET))
-    drafter = load_drafter(args.drafter or shipped_drafter(TARGET), target)
-    options = DecodeOptions(max_draft_tokens=args.max_draft_tokens)
+    directory = args.drafter or shipped_drafter(TARGET)
+    if directory is None:
+        raise FormatError(f"no drafter is shipped for {TARGET}; name one with --drafter")
+    drafter = load_drafter(directory, target, kernel=choose_kernel("auto", torch.bfloat16).kernel)
+    limit = args.max_draft_tokens or measure_draft_limit(target, drafter)
+    options = DecodeOptions(max_draft_tokens=limit)
     arms: dict[str, Decode] = {
         "plain": loop_decoder(ReferenceLoop(target), params),
         "speculative": loop_decoder(ReferenceLoop(target, drafter, options), params),
     }
     if not args.without_transformers:
         arms["transformers bf16"] = transformers_decoder(args.max_tokens)
-    report: dict[str, object] = {"machine": machine(), "settings": {k: str(v) for k, v in vars(args).items()}}
+    report: dict[str, object] = {
+        "machine": machine(),
+        "max_draft_tokens": limit,
+        "settings": {k: str(v) for k, v in vars(args).items()},
+    }
     for path in args.sets:
         prompts = [codec.encode_chat(user_turn(p.turns[0])) for p in read_prompt_set(path, args.prompts).prompts]
         run_arms(arms, prompts[:1])  # first calls build kernels and caches
@@ -116,7 +127,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=8, help="prompts of each set")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--max-draft-tokens", type=int, help="cap below the drafter's gamma")
+    parser.add_argument("--max-draft-tokens", type=int, help="cap below the drafter's gamma (default: measured)")
     parser.add_argument("--without-transformers", action="store_true")
     parser.add_argument("--json", help="write all figures to this file")
     return parser.parse_args()

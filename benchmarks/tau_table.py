@@ -8,6 +8,7 @@ Every prompt is journalled, so an interrupted run goes on where it stopped.
 
 import argparse
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ def main() -> None:
             params = SamplingParams(temperature=temperature, max_tokens=args.max_tokens)
             options = DecodeOptions(max_draft_tokens=args.max_draft_tokens)
             decode = PromptDecoder(ReferenceLoop(target, drafter, options), codec, params)
-            journal = Journal(args.work / f"{name}-{temperature:g}.jsonl", decode.settings() | {"drafter": name})
+            settings = decode.settings() | {
+                "drafter_hash": sha256((directory / "model.safetensors").read_bytes()).hexdigest()
+            }
+            journal = Journal(args.work / f"{name}-{temperature:g}.jsonl", settings)
             report = evaluate(decode, sets, args.seed, journal, lambda one, outcome: print(".", end="", flush=True))
             rows.append({"drafter": name, "temperature": temperature, **report.as_json()})
             print(f" {name} T={temperature:g}: mean tau {report.mean_tau:.3f}")

@@ -75,5 +75,11 @@ def test_only_the_two_likeliest_tokens_at_a_near_tie_explain_a_divergence(
     assert divergence.explained is explained
 
 
-def test_equal_outputs_and_prefixes_agree() -> None:
-    assert first_divergence(FixedTarget([1, 0, 0, 0]), [3], (0, 1), (0, 1, 2)) is None  # type: ignore[arg-type]
+def test_equal_outputs_agree() -> None:
+    assert first_divergence(FixedTarget([1, 0, 0, 0]), [3], (0, 1), (0, 1)) is None  # type: ignore[arg-type]
+
+
+def test_an_output_that_stops_short_is_never_explained() -> None:
+    divergence = first_divergence(FixedTarget([5, 5, 0, 0]), [3], (0, 1), (0, 1, 2))  # type: ignore[arg-type]
+    assert divergence is not None
+    assert (divergence.position, divergence.explained) == (2, False)

@@ -80,3 +80,22 @@ def test_other_files_are_no_journals(tmp_path: Path) -> None:
     path.write_text('{"set": 1}\n')
     with pytest.raises(FormatError, match="not an evaluation journal"):
         Journal(path, {})
+
+
+def test_a_journal_line_cut_short_is_decoded_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    report = evaluate(Decoder(), SETS, journal=Journal(path, {}))
+    path.write_text(path.read_text()[:-20])
+    decoder = Decoder()
+    assert evaluate(decoder, SETS, journal=Journal(path, {})) == report
+    assert [prompt for prompt, _ in decoder.calls] == ["l0"]
+    assert evaluate(Decoder(), SETS, journal=Journal(path, {})) == report
+
+
+def test_another_text_or_seed_under_an_old_id_is_decoded_anew(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", {})
+    evaluate(Decoder(), SETS[1:], journal=journal)
+    changed, reseeded = Decoder(), Decoder()
+    evaluate(changed, [PromptSet("long", (Prompt("l0", "chat", ("other",)),))], journal=journal)
+    evaluate(reseeded, SETS[1:], seed=5, journal=journal)
+    assert (changed.calls, reseeded.calls) == ([("l0", 0)], [("l0", 5)])

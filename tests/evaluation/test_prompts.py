@@ -43,3 +43,15 @@ def test_the_nine_sets(shared_dir: Path) -> None:
     sets = read_prompt_sets([shared_dir / "data" / "eval"], limit=24)
     assert len(sets) == 9
     assert all(len(s.prompts) == 24 for s in sets)
+
+
+def test_repeated_ids_and_names_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"id": "a", "turns": ["x"]}\n{"id": "a", "turns": ["y"]}\n')
+    with pytest.raises(FormatError, match="'a' occurs more than once"):
+        read_prompt_set(path)
+    path.write_text('{"turns": ["x"]}\n')
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "p.jsonl").write_text('{"turns": ["x"]}\n')
+    with pytest.raises(FormatError, match="'p' occurs more than once"):
+        read_prompt_sets([path, tmp_path / "q"])

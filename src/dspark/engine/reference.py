@@ -37,8 +37,9 @@ class ReferenceLoop:
                 f"drafter {drafter.info.name} is for a vocabulary of {drafter.info.vocab_size} tokens, target "
                 f"{target.info.name} has {target.info.vocab_size}; use the drafter's own target"
             )
-        self.target, self.drafter = target, drafter
         self.options = DecodeOptions() if options is None else options
+        drafts = self.options.max_draft_tokens != 0  # without drafts, neither taps nor context K/V are wanted
+        self.target, self.drafter = target, drafter if drafts else None
         self.clock = clock
 
     def start(

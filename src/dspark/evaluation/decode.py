@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from dspark.core.tau import RoundTally
 from dspark.data.chat import Message
 from dspark.data.text import TextCodec
@@ -10,6 +12,13 @@ from dspark.engine.reference import ReferenceLoop
 from dspark.evaluation.evaluate import PromptOutcome
 from dspark.evaluation.prompts import Prompt
 from dspark.types import SamplingParams
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """Seed of a later turn: its random numbers must be fresh, because what they once decided is now its context."""
+    if turn == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, turn)).generate_state(1, np.uint64)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +33,11 @@ class PromptDecoder:
         """The rounds and seconds of all turns."""
         messages: list[Message] = []
         results = []
-        for turn in prompt.turns:
-            messages.append(Message("user", turn))
+        for turn, text in enumerate(prompt.turns):
+            messages.append(Message("user", text))
             ids = self.codec.encode_chat(messages)
-            result = self.loop.generate(ids, replace(self.params, seed=seed), self.codec.detokeniser())
+            params = replace(self.params, seed=turn_seed(seed, turn))
+            result = self.loop.generate(ids, params, self.codec.detokeniser())
             messages.append(Message("assistant", result.text))
             results.append(result)
         return PromptOutcome(
@@ -42,6 +52,7 @@ class PromptDecoder:
         return {
             "target": loop.target.info.name,
             "target_hash": loop.target.info.weights_hash,
+            "template_hash": loop.target.info.template_hash,
             "drafter": None if loop.drafter is None else loop.drafter.info.name,
             "gamma": 0 if loop.drafter is None else loop.drafter.info.gamma,
             "rule": type(loop.options.rule).__name__,

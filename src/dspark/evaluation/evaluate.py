@@ -69,19 +69,20 @@ class Journal:
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         self._path = path
-        self._done: dict[tuple[str, str], PromptOutcome] = {}
+        self._done: dict[tuple[str, str, int], PromptOutcome] = {}
         if path is not None:
             self._open(path, json.loads(json.dumps(settings)))
 
-    def find(self, set_name: str, prompt: Prompt) -> PromptOutcome | None:
-        """The outcome recorded for a prompt, if any."""
-        return self._done.get((set_name, prompt.id))
+    def find(self, set_name: str, prompt: Prompt, seed: int) -> PromptOutcome | None:
+        """The outcome recorded for a prompt's text and seed, if any."""
+        return self._done.get((set_name, prompt.digest, seed))
 
-    def record(self, set_name: str, prompt: Prompt, outcome: PromptOutcome) -> None:
+    def record(self, set_name: str, prompt: Prompt, seed: int, outcome: PromptOutcome) -> None:
         """Append an outcome at once."""
-        self._done[set_name, prompt.id] = outcome
+        self._done[set_name, prompt.digest, seed] = outcome
         if self._path is not None:
-            self._append({"set": set_name, "prompt": prompt.id, **_to_json(outcome)})
+            key = {"set": set_name, "prompt": prompt.id, "digest": prompt.digest, "seed": seed}
+            self._append({**key, **_to_json(outcome)})
 
     def _open(self, path: Path, settings: Any) -> None:
         if not path.exists():
@@ -89,9 +90,9 @@ class Journal:
             self._append({"settings": settings})
             return
         try:
-            first, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            first, *rows = [json.loads(line) for line in _whole_lines(path)]
             found = first["settings"]
-            self._done = {(row["set"], row["prompt"]): _from_json(row) for row in rows}
+            self._done = {(row["set"], row["digest"], row["seed"]): _from_json(row) for row in rows}
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(f"{path} is not an evaluation journal: {error}. Remove it or name another.") from error
         if found != settings:
@@ -119,16 +120,25 @@ def evaluate(
     for prompts in sets:
         outcomes = []
         for index, prompt in enumerate(prompts.prompts):
-            outcome = journal.find(prompts.name, prompt)
+            outcome = journal.find(prompts.name, prompt, seed + index)
             if outcome is None:
                 outcome = decode(prompt, seed + index)
-                journal.record(prompts.name, prompt, outcome)
+                journal.record(prompts.name, prompt, seed + index, outcome)
             outcomes.append(outcome)
             watch(prompts.name, outcome)
         reports.append(_report(prompts.name, outcomes))
         groups.append(_samples(outcomes))
     mean = sum(report.tau for report in reports) / len(reports)
     return EvalReport(tuple(reports), mean, mean_ratio_interval(groups))
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a journal; one that a kill cut short is removed from the file."""
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    return whole.splitlines()
 
 
 def _report(name: str, outcomes: Sequence[PromptOutcome]) -> SetReport:

@@ -1,5 +1,7 @@
 """Evaluation prompts: JSONL files with `id`, `domain` and `turns`."""
 
+import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,11 @@ class Prompt:
     domain: str
     turns: tuple[str, ...]
 
+    @property
+    def digest(self) -> str:
+        """First 16 hex digits of the sha256 of the turns: tells prompts apart whatever they are called."""
+        return hashlib.sha256("\0".join(self.turns).encode()).hexdigest()[:16]
+
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
@@ -32,7 +39,9 @@ def read_prompt_set(path: Path, limit: int | None = None) -> PromptSet:
     if not rows:
         raise FormatError(f"{path} holds no prompts. Expected one JSON object a line with id, domain and turns.")
     name = path.name.removesuffix(".gz").removesuffix(".jsonl")
-    return PromptSet(name, tuple(_prompt(row, path, number) for number, row in enumerate(rows, 1)))
+    prompts = tuple(_prompt(row, path, number) for number, row in enumerate(rows, 1))
+    _refuse_duplicates([prompt.id for prompt in prompts], f"{path}: prompt id")
+    return PromptSet(name, prompts)
 
 
 def read_prompt_sets(paths: Sequence[Path], limit: int | None = None) -> list[PromptSet]:
@@ -40,7 +49,15 @@ def read_prompt_sets(paths: Sequence[Path], limit: int | None = None) -> list[Pr
     files = [file for path in paths for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
     if not files:
         raise FormatError(f"{', '.join(map(str, paths))}: no .jsonl file there. Expected prompt sets.")
-    return [read_prompt_set(file, limit) for file in files]
+    sets = [read_prompt_set(file, limit) for file in files]
+    _refuse_duplicates([one.name for one in sets], "Prompt set")
+    return sets
+
+
+def _refuse_duplicates(names: Sequence[str], what: str) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise FormatError(f"{what} {repeated[0]!r} occurs more than once; give each its own name.")
 
 
 def _prompt(row: dict[str, Any], path: Path, number: int) -> Prompt:
