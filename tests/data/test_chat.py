@@ -39,7 +39,3 @@ def test_broken_templates_and_empty_chats() -> None:
         ChatTemplate("{% if %}").render(user_turn("Hi"))
     with pytest.raises(ConfigError, match="at least one message"):
         CHATML.render([])
-
-
-def test_the_hash_follows_the_source() -> None:
-    assert CHATML.hash == ChatTemplate(CHATML.source).hash != ChatTemplate(CHATML.source + " ").hash

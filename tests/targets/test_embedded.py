@@ -8,6 +8,7 @@ import torch
 
 from dspark.errors import DependencyError
 from dspark.targets import embedded
+from dspark.targets.checkpoint import template_hash
 from dspark.targets.registry import load_target, load_tokenizer
 
 TEXTS = (
@@ -59,6 +60,12 @@ def test_the_tokenizer_is_the_one_that_transformers_loads(converted):
     assert (tokenizer.special.bos, tokenizer.special.eos) == ("<|im_start|>", "<|im_end|>")
     assert (reference.bos_token, reference.eos_token) == ("<|im_start|>", "<|im_end|>")
     assert tokenizer.chat_template == reference.chat_template
+
+
+@pytest.mark.slow
+def test_artefacts_that_recorded_its_template_stay_valid(converted):
+    assert template_hash(load_tokenizer("smollm2-135m").chat_template) == "872be49dbb638044"
+    assert load_target("smollm2-135m").info.template_hash == "872be49dbb638044"
 
 
 @pytest.mark.slow

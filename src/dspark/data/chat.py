@@ -1,6 +1,5 @@
 """The one function that renders chats, for every stage from regeneration to serving (contract 4)."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,11 +26,6 @@ class ChatTemplate:
     source: str
     bos_token: str = ""
     eos_token: str = ""
-
-    @property
-    def hash(self) -> str:
-        """sha256 of the template, as `TargetInfo.template_hash` has it: stored in every artefact, compared on load."""
-        return hashlib.sha256(self.source.encode()).hexdigest()
 
     @cached_property
     def _compiled(self) -> Template:
