@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dspark.data.answers import read_answers
-from dspark.errors import FormatError
+from dspark.data.answers import Answer, read_answers, split_answers
+from dspark.errors import ConfigError, FormatError
 
 ROW = {"id": "x", "domain": "math", "prompt_ids": [1, 2], "response_ids": list(range(20)), "temperature": 0.5}
 
@@ -55,3 +55,16 @@ def test_truncated_gzip(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(FormatError, match="cannot be read"):
         read_answers(path)
+
+
+def test_the_first_answers_stay_held_out_when_more_are_added() -> None:
+    answers = [Answer(str(i), "math", (1,), (2,), 0.0) for i in range(6)]
+    few, many = split_answers(answers[:4], 2), split_answers(answers, 2)
+    assert few.held_out == many.held_out == tuple(answers[:2])
+    assert many.train == tuple(answers[2:])
+
+
+@pytest.mark.parametrize("held_out", [4, 5])
+def test_something_must_be_left_to_train_on(held_out: int) -> None:
+    with pytest.raises(ConfigError, match="of 4; lower data.held_out"):
+        split_answers([Answer(str(i), "math", (1,), (2,), 0.0) for i in range(4)], held_out)

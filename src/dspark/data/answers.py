@@ -2,12 +2,12 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from dspark.errors import FormatError
+from dspark.errors import ConfigError, FormatError
 
 MIN_RESPONSE_TOKENS = 14
 """Shorter answers teach nothing about blocks; DeepSpec drops them too."""
@@ -27,6 +27,25 @@ class Answer:
     def token_ids(self) -> tuple[int, ...]:
         """Prompt and response in one sequence."""
         return self.prompt_ids + self.response_ids
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSplit:
+    """Answers that a training may learn from, and `held_out` ones that it is measured on and must not see."""
+
+    train: tuple[Answer, ...]
+    held_out: tuple[Answer, ...]
+
+
+def split_answers(answers: Sequence[Answer], held_out: int) -> AnswerSplit:
+    """Hold the first `held_out` answers out: they stay the same when answers are added behind them.
+
+    Raises:
+        ConfigError: nothing would be left to train on.
+    """
+    if held_out >= len(answers):
+        raise ConfigError(f"{held_out} answers are to be held out of {len(answers)}; lower data.held_out.")
+    return AnswerSplit(tuple(answers[held_out:]), tuple(answers[:held_out]))
 
 
 def read_answers(path: Path, *, max_temperature: float = float("inf"), max_length: int = 1024) -> list[Answer]:
