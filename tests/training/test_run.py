@@ -3,29 +3,43 @@
 import dataclasses
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from dspark.data.answers import Answer
 from dspark.drafters.registry import load_drafter
-from dspark.errors import CompatibilityError
+from dspark.errors import CompatibilityError, ConfigError
+from dspark.training import setup
+from dspark.training.recipe import Recipe
 from dspark.training.run import train
-from tests.training.tiny import TinyTarget, tiny_answers, tiny_recipe
+from dspark.training.state import read_state
+from dspark.training.warm_start import draft_vocabulary
+from tests.training.tiny import VOCAB, TinyTarget, tiny_answers, tiny_recipe
 
 
 @pytest.fixture
 def answers_file(tmp_path: Path) -> Path:
-    path = tmp_path / "answers.jsonl.gz"
+    return write_answers(tmp_path / "answers.jsonl.gz", tiny_answers())
+
+
+def write_answers(path: Path, answers: Sequence[Answer]) -> Path:
     with gzip.open(path, "wt") as file:
-        for answer in tiny_answers():
+        for answer in answers:
             file.write(json.dumps(dataclasses.asdict(answer)) + "\n")
     return path
 
 
+def recipe_for(answers: Path, held_out: int = 2, **optimiser: float) -> Recipe:
+    recipe = tiny_recipe(**optimiser)
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"answers": answers, "held_out": held_out})})
+
+
 def test_trains_exports_and_loads(tmp_path: Path, answers_file: Path) -> None:
-    recipe = tiny_recipe()
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"answers": answers_file})})
+    recipe = recipe_for(answers_file)
     target = TinyTarget()
     report = train(recipe, target, tmp_path / "run")
     assert report.finished
@@ -45,8 +59,7 @@ def test_trains_exports_and_loads(tmp_path: Path, answers_file: Path) -> None:
 
 
 def test_training_leaves_the_target_alone(tmp_path: Path, answers_file: Path) -> None:
-    recipe = tiny_recipe()
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"answers": answers_file})})
+    recipe = recipe_for(answers_file)
     target = TinyTarget()
     before = target.embedding_weight.clone(), target.lm_head_weight.clone()
     train(recipe, target, tmp_path / "run")
@@ -61,8 +74,7 @@ def test_a_recipe_for_another_target_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_drafter_can_be_trained_further(tmp_path: Path, answers_file: Path) -> None:
-    recipe = tiny_recipe()
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"answers": answers_file})})
+    recipe = recipe_for(answers_file)
     first = train(recipe, TinyTarget(), tmp_path / "first")
     further = recipe.drafter.model_copy(update={"start_from": first.drafter_directory})
     recipe = recipe.model_copy(
@@ -75,3 +87,60 @@ def test_a_drafter_can_be_trained_further(tmp_path: Path, answers_file: Path) ->
     shallow = recipe.model_copy(update={"drafter": further.model_copy(update={"markov_rank": 3})})
     with pytest.raises(CompatibilityError, match="markov_rank"):
         train(shallow, TinyTarget(), tmp_path / "third")
+
+
+def vocabulary(directory: Path, target: TinyTarget) -> list[int]:
+    drafter = load_drafter(directory / "drafter", target)
+    assert drafter.draft_token_ids is not None
+    return drafter.draft_token_ids.tolist()
+
+
+def test_more_answers_continue_with_the_vocabulary_of_the_saved_run(
+    tmp_path: Path, answers_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New answers of rare tokens would change the counts; nor is any start computed again."""
+    target = TinyTarget()
+    train(recipe_for(answers_file), target, tmp_path / "run")
+    before = vocabulary(tmp_path / "run", target)
+    others = [t for t in range(VOCAB) if t not in before]
+    more = [Answer(f"b-{i}", "math", (3, 4), tuple(others * 3), 0.0) for i in range(20)]
+    write_answers(answers_file, [*tiny_answers(), *more])
+    for start in ("draft_vocabulary", "start_from_layers", "start_from_bigrams"):
+        monkeypatch.setattr(setup, start, None)
+    assert train(recipe_for(answers_file, total_steps=9), target, tmp_path / "run").step == 9
+    assert vocabulary(tmp_path / "run", target) == before
+
+
+def test_early_states_have_the_vocabulary_of_all_answers(tmp_path: Path, answers_file: Path) -> None:
+    """Early versions counted held-out answers too; counting the others alone would permute the drafter's rows."""
+    target, run = TinyTarget(), tmp_path / "run"
+    train(recipe_for(answers_file, held_out=6), target, run)
+    for name in ("state", "stable"):
+        tensors = load_file(run / name / "tensors.safetensors")
+        del tensors["draft_token_ids"]
+        save_file(tensors, run / name / "tensors.safetensors")
+        (run / name / "state.json").write_text(json.dumps({"step": read_state(run / name).step}))
+    train(recipe_for(answers_file, held_out=6), target, run)
+    assert vocabulary(run, target) == draft_vocabulary(tiny_answers(), 20).tolist()
+    assert vocabulary(run, target) != draft_vocabulary(tiny_answers()[6:], 20).tolist()
+
+
+def test_held_out_answers_do_not_reach_the_start(tmp_path: Path) -> None:
+    """Two runs that differ in their held-out answers alone export the same vocabulary and weights."""
+    answers, target, exported = tiny_answers(), TinyTarget(), []
+    for number, held_out in enumerate((answers[:2], [Answer(str(i), "math", (3,), (30,) * 40, 0.0) for i in (0, 1)])):
+        file = write_answers(tmp_path / f"{number}.jsonl.gz", [*held_out, *answers[2:]])
+        train(recipe_for(file), target, tmp_path / str(number))
+        exported.append((tmp_path / str(number) / "drafter" / "model.safetensors").read_bytes())
+    assert exported[0] == exported[1]
+
+
+def test_holding_everything_out_is_refused(tmp_path: Path, answers_file: Path) -> None:
+    with pytest.raises(ConfigError, match="8 answers are to be held out of 8"):
+        train(recipe_for(answers_file, held_out=8), TinyTarget(), tmp_path / "run")
+
+
+def test_a_run_beyond_a_lowered_length_is_finished(tmp_path: Path, answers_file: Path) -> None:
+    train(recipe_for(answers_file), TinyTarget(), tmp_path / "run")
+    report = train(recipe_for(answers_file, total_steps=4), TinyTarget(), tmp_path / "run")
+    assert (report.step, report.finished) == (6, True)

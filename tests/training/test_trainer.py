@@ -1,14 +1,18 @@
 """A run that is killed and resumed ends bit for bit where an uninterrupted one ends."""
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from dspark.data.answers import split_answers
 from dspark.errors import CompatibilityError
 from dspark.training.recipe import Recipe
 from dspark.training.setup import build_drafter
+from dspark.training.state import read_state
 from dspark.training.step import DivergenceError
 from dspark.training.teacher import Teacher
 from dspark.training.trainer import Cadence, Progress, Trainer
@@ -18,9 +22,9 @@ from tests.training.tiny import TinyTarget, tiny_answers, tiny_recipe
 def make_trainer(
     directory: Path, recipe: Recipe, seen: list[Progress] | None = None, cadence: Cadence | None = None
 ) -> Trainer:
-    target, answers = TinyTarget(), tiny_answers()
+    target, answers = TinyTarget(), split_answers(tiny_answers(), recipe.data.held_out)
     teacher = Teacher(target, recipe.drafter.target_layer_ids, recipe.data.teacher_top_k)
-    drafter = build_drafter(recipe, target, answers, teacher)
+    drafter = build_drafter(recipe, target, answers.train, teacher)
     watch = (seen if seen is not None else []).append
     return Trainer(recipe, drafter, teacher, answers, directory, cadence or Cadence(2, 1e9), watch)
 
@@ -38,15 +42,7 @@ def test_resuming_after_a_kill_changes_nothing(tmp_path: Path, killed_after: int
     straight = make_trainer(tmp_path / "straight", tiny_recipe())
     straight.run()
 
-    cut = make_trainer(tmp_path / "cut", tiny_recipe(), cadence=Cadence(2, 0.0))
-
-    def kill(progress: Progress) -> None:
-        if progress.step == killed_after + 1:
-            raise Killed
-
-    cut.watch = kill
-    with pytest.raises(Killed):
-        cut.run()
+    stop_after(make_trainer(tmp_path / "cut", tiny_recipe()), killed_after)
     resumed = make_trainer(tmp_path / "cut", tiny_recipe())
     assert resumed.run() == 6
     for name, value in parameters(straight).items():
@@ -61,6 +57,55 @@ def test_a_longer_recipe_continues_from_before_the_cool_down(tmp_path: Path) -> 
     straight.run()
     for name, value in parameters(straight).items():
         assert torch.equal(value, parameters(longer)[name]), name
+
+
+def test_lowering_the_length_into_the_cool_down_keeps_the_uncooled_weights(tmp_path: Path) -> None:
+    """Step 5 lies beyond the start (4) of the new cool-down; a longer run must still go on from weights not cooled."""
+    long = tiny_recipe(total_steps=20)
+    stop_after(make_trainer(tmp_path / "run", long), 5)
+    assert make_trainer(tmp_path / "run", tiny_recipe(total_steps=6)).run() == 6
+    assert read_state(tmp_path / "run" / "stable").step == 5
+    resumed, straight = make_trainer(tmp_path / "run", long), make_trainer(tmp_path / "straight", long)
+    assert resumed.run() == straight.run() == 20
+    for name, value in parameters(straight).items():
+        assert torch.equal(value, parameters(resumed)[name]), name
+
+
+def test_a_kill_while_the_cooled_state_is_put_aside_changes_nothing(tmp_path: Path) -> None:
+    """Both states survive as `.old` alone: the cool-down must still be noticed, and the uncooled weights found."""
+    make_trainer(tmp_path / "run", tiny_recipe()).run()
+    for name in ("state", "stable"):
+        (tmp_path / "run" / name).rename(tmp_path / "run" / f"{name}.old")
+    seen: list[Progress] = []
+    make_trainer(tmp_path / "run", tiny_recipe(total_steps=9), seen).run()
+    assert seen[0].step == 5
+
+
+def test_a_longer_recipe_is_refused_when_the_uncooled_weights_are_gone(tmp_path: Path) -> None:
+    make_trainer(tmp_path, tiny_recipe()).run()
+    shutil.rmtree(tmp_path / "stable")
+    with pytest.raises(CompatibilityError, match=r"cooled down from step 4 on.*from step 7 on"):
+        make_trainer(tmp_path, tiny_recipe(total_steps=9)).run()
+
+
+def test_a_shorter_recipe_leaves_a_run_that_is_beyond_it_alone(tmp_path: Path) -> None:
+    """Its weights were never cooled, so they must not be marked so."""
+    stop_after(make_trainer(tmp_path, tiny_recipe(total_steps=20)), 8)
+    assert make_trainer(tmp_path, tiny_recipe(total_steps=6)).run() == 8
+    assert read_state(tmp_path / "state").cooldown_start is None
+
+
+def stop_after(trainer: Trainer, step: int) -> None:
+    """Run, saving every step, and die in the step after `step`."""
+    trainer.cadence = Cadence(2, 0.0)
+
+    def kill(progress: Progress) -> None:
+        if progress.step == step + 1:
+            raise Killed
+
+    trainer.watch = kill
+    with pytest.raises(Killed):
+        trainer.run()
 
 
 def test_learning_lowers_the_held_out_loss(tmp_path: Path) -> None:
@@ -79,7 +124,34 @@ def test_metrics_are_one_json_object_a_step(tmp_path: Path) -> None:
     assert rows[-1]["held_out"]["tau"] >= 1
 
 
-def test_another_recipe_does_not_resume_a_foreign_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("section", "change", "message"),
+    [
+        ("drafter", {"target_layer_ids": (1, 3)}, r"drafter.target_layer_ids \[0, 3\], now \[1, 3\]"),
+        ("drafter", {"markov_rank": 5}, "drafter.markov_rank 4, now 5"),
+        ("loss", {"decay": 2.0}, "loss.decay 4.0, now 2.0"),
+        ("data", {"held_out": 1}, "data.held_out 2, now 1"),
+    ],
+)
+def test_another_recipe_does_not_resume_a_foreign_state(
+    tmp_path: Path, section: str, change: dict[str, object], message: str
+) -> None:
+    make_trainer(tmp_path, tiny_recipe()).run()
+    other = tiny_recipe()
+    other = other.model_copy(update={section: getattr(other, section).model_copy(update=change)})
+    with pytest.raises(CompatibilityError, match=message):
+        make_trainer(tmp_path, other).run()
+
+
+def test_another_target_does_not_resume_it_either(tmp_path: Path) -> None:
+    make_trainer(tmp_path, tiny_recipe()).run()
+    trainer = make_trainer(tmp_path, tiny_recipe())
+    trainer.teacher.target.info = dataclasses.replace(trainer.teacher.target.info, weights_hash="others")
+    with pytest.raises(CompatibilityError, match="target weights 'weights', now 'others'"):
+        trainer.run()
+
+
+def test_early_states_are_only_compared_by_shape(tmp_path: Path) -> None:
     make_trainer(tmp_path, tiny_recipe()).run()
     other = tiny_recipe().model_copy(update={"drafter": tiny_recipe().drafter.model_copy(update={"markov_rank": 5})})
     with pytest.raises(CompatibilityError, match="another output directory"):

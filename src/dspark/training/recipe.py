@@ -66,6 +66,15 @@ class OptimiserSection(_Section):
     cooldown_steps: int = Field(0, ge=0)
     total_steps: int = Field(ge=1)
 
+    @property
+    def cooldown_start(self) -> int:
+        """The first step of the cool-down; `total_steps` without one."""
+        return self.total_steps - self.cooldown_steps
+
+    def cools(self, step: int) -> bool:
+        """Whether 0-based `step` belongs to the cool-down."""
+        return self.cooldown_steps > 0 and step >= self.cooldown_start
+
     def rate(self, step: int) -> float:
         """Learning rate of 0-based `step`."""
         warm = min(1.0, (step + 1) / (self.warmup_steps + 1))

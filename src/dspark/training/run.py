@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspark.data.answers import read_answers
+from dspark.data.answers import read_answers, split_answers
 from dspark.drafters.dspark import DSpark
 from dspark.drafters.registry import extras_for, save_drafter
 from dspark.errors import CompatibilityError
 from dspark.training.recipe import Recipe
-from dspark.training.setup import TrainableTarget, build_drafter, teacher_of
+from dspark.training.resume import resume_point
+from dspark.training.setup import TrainableTarget, build_drafter, resumed_drafter, teacher_of
 from dspark.training.step import StepResult
 from dspark.training.trainer import Cadence, Progress, Trainer
 
@@ -54,24 +55,30 @@ def train(
     also when the run was stopped before its last step.
 
     Raises:
-        CompatibilityError: the recipe names another target.
+        CompatibilityError: the recipe names another target, or `directory` holds a run of something else.
+        ConfigError: all answers would be held out.
     """
     if recipe.target != target.info.name:
         raise CompatibilityError(f"The recipe trains for {recipe.target!r}, but the target is {target.info.name!r}.")
     data = recipe.data
     answers = read_answers(data.answers, max_temperature=data.max_temperature, max_length=data.max_length)
+    split = split_answers(answers, data.held_out)
     teacher = teacher_of(recipe, target, teacher_directory)
-    drafter = build_drafter(recipe, target, answers, teacher)
-    trainer = Trainer(recipe, drafter, teacher, answers, directory, cadence or Cadence(), watch)
+    point = resume_point(directory, recipe, target.info)
+    drafter = (
+        build_drafter(recipe, target, split.train, teacher)
+        if point is None
+        else resumed_drafter(recipe, target, answers, point.state)
+    )
+    trainer = Trainer(recipe, drafter, teacher, split, directory, cadence or Cadence(), watch)
     step = trainer.run()
     held_out = trainer.evaluate()
     exported = directory / DRAFTER_DIRECTORY
     extras = extras_for(target.info, thinking=False)
     summary = training_summary(recipe, step, held_out)
     save_drafter(drafter, exported, dataclasses.replace(extras, training=summary))
-    return TrainReport(
-        directory, exported, step, step == recipe.optimiser.total_steps, trained_parameters(drafter), held_out
-    )
+    finished = step >= recipe.optimiser.total_steps
+    return TrainReport(directory, exported, step, finished, trained_parameters(drafter), held_out)
 
 
 def trained_parameters(drafter: DSpark) -> int:

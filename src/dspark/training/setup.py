@@ -14,6 +14,7 @@ from dspark.drafters.dspark import DSpark
 from dspark.drafters.registry import load_drafter
 from dspark.errors import CompatibilityError
 from dspark.training.recipe import Recipe
+from dspark.training.state import TrainingState
 from dspark.training.teacher import Teacher, TeacherTarget
 from dspark.training.warm_start import draft_vocabulary, start_from_bigrams, start_from_layers
 
@@ -99,6 +100,20 @@ def build_drafter(recipe: Recipe, target: TrainableTarget, answers: Sequence[Ans
     if recipe.drafter.bigram_start:
         start_from_bigrams(drafter, answers, recipe.seed)
     return drafter
+
+
+def resumed_drafter(recipe: Recipe, target: TrainableTarget, answers: Sequence[Answer], state: TrainingState) -> DSpark:
+    """A drafter of the recipe's shape with the draft vocabulary of `state`, whose weights are still to be restored.
+
+    States without identity do not tell their vocabulary. It was counted on all `answers`, held-out ones included.
+    """
+    config = drafter_config(recipe, target)
+    kept = state.draft_token_ids
+    if kept is None and state.identity is None:
+        if recipe.drafter.start_from is not None:
+            return continued_drafter(recipe.drafter.start_from, config, target)
+        kept = None if config.draft_vocab_size is None else draft_vocabulary(answers, config.draft_vocab_size)
+    return DSpark(config, target.embedding_weight, target.lm_head_weight, kept)
 
 
 def continued_drafter(directory: Path, config: DrafterConfig, target: TrainableTarget) -> DSpark:

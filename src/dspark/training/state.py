@@ -1,44 +1,50 @@
-"""Training state on disk: parameters, AdamW moments and the step number, written so that a kill loses nothing.
+"""Training state on disk: parameters, AdamW moments and where the run stands, written so that a kill loses nothing.
 
-Every random choice of a run is a function of (seed, step), so these tensors are the whole state. No pickle.
+Every random choice of a run is a function of (seed, step), so this is the whole state. No pickle.
 """
 
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn, optim
+from torch import Tensor, optim
 
+from dspark.drafters.dspark import DSpark
 from dspark.errors import CompatibilityError, FormatError
 
+TENSORS, HEADER, VOCABULARY = "tensors.safetensors", "state.json", "draft_token_ids"
 
-def save_state(
-    directory: Path,
-    module: nn.Module,
-    optimiser: optim.AdamW,
-    step: int,
-    notes: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
-) -> None:
-    """Replace `directory` by the state after `step` optimiser steps; a crash leaves the old state or the new one.
 
-    `notes` are further small JSON files by name.
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Where a saved run stands, after `step` optimiser steps.
+
+    `cooldown_start` is the first step of the cool-down that has touched the weights, None if none has. `identity` is
+    what the run was made from (see `training.identity`), None where unknown: states of early versions lack it.
+    `draft_token_ids` [V_draft] is the pruned draft vocabulary.
     """
+
+    step: int
+    cooldown_start: int | None = None
+    identity: Mapping[str, Any] | None = None
+    draft_token_ids: Tensor | None = None
+
+
+def save_state(directory: Path, drafter: DSpark, optimiser: optim.AdamW, state: TrainingState) -> None:
+    """Replace the state in `directory`; a kill at any moment leaves the old one or the new one to be found."""
+    _recover(directory)
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    tensors: dict[str, Tensor] = {}
-    for name, parameter in _trained(module):
-        tensors[f"parameter.{name}"] = parameter.detach().contiguous()
-        for key in ("exp_avg", "exp_avg_sq"):
-            if parameter in optimiser.state:
-                tensors[f"{key}.{name}"] = optimiser.state[parameter][key]
-    save_file(tensors, partial / "tensors.safetensors")
-    for name, note in ({**notes, "state.json": {"step": step}}).items():
-        (partial / name).write_text(json.dumps(note) + "\n")
-    old = directory.with_name(directory.name + ".old")
+    save_file(_tensors(drafter, optimiser, state), partial / TENSORS)
+    header = {"step": state.step, "cooldown_start": state.cooldown_start, "identity": state.identity}
+    (partial / HEADER).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
+    old = _old(directory)
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():
         directory.rename(old)
@@ -46,37 +52,88 @@ def save_state(
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_state(directory: Path, module: nn.Module, optimiser: optim.AdamW) -> int:
-    """Restore `module` and `optimiser` in place, bit for bit, and return the step; 0 if there is no state yet."""
-    directory = _surviving(directory)
+def read_state(directory: Path) -> TrainingState | None:
+    """Where the state in `directory` stands, without its weights; None if there is no state yet.
+
+    Raises:
+        FormatError: there is something else, or a damaged state.
+    """
+    _recover(directory)
     if not directory.exists():
-        return 0
+        return None
     try:
-        tensors = load_file(directory / "tensors.safetensors")
-        step = int(json.loads((directory / "state.json").read_text())["step"])
-    except (OSError, ValueError, KeyError) as error:
+        header = json.loads((directory / HEADER).read_text(encoding="utf-8"))
+        with safe_open(directory / TENSORS, framework="pt") as tensors:
+            kept = tensors.get_tensor(VOCABULARY) if VOCABULARY in tensors.keys() else None  # noqa: SIM118
+        step, identity = int(header["step"]), header.get("identity")
+        began = header.get("cooldown_start") if "identity" in header else _early_cooldown_start(directory)
+        return TrainingState(step, began, identity, kept)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FormatError(f"{directory} is not a training state: {error}. Remove it to start afresh.") from error
-    for name, parameter in _trained(module):
-        _restore(name, parameter, tensors, optimiser, step, directory)
+
+
+def load_state(directory: Path, drafter: DSpark, optimiser: optim.AdamW) -> TrainingState | None:
+    """Restore `drafter` and `optimiser` in place, bit for bit; None, and nothing done, if there is no state yet.
+
+    Raises:
+        CompatibilityError: the drafter has other parameters, or another draft vocabulary.
+        FormatError: there is no readable state in `directory`.
+    """
+    state = read_state(directory)
+    if state is None:
+        return None
+    _check_vocabulary(directory, drafter, state)
+    tensors = load_file(directory / TENSORS)
+    tensors.pop(VOCABULARY, None)
+    for name, parameter in drafter.named_parameters():
+        if parameter.requires_grad:
+            _restore(name, parameter, tensors, optimiser, state.step, directory)
     if tensors:
         raise CompatibilityError(
-            f"{directory} holds {sorted(tensors)[:3]}..., which this recipe's drafter does not have."
+            f"{directory} holds {sorted(tensors)[:3]}..., which this recipe's drafter does not have. "
+            "The recipe has changed: use another output directory."
         )
-    return step
+    return state
 
 
-def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+def _old(directory: Path) -> Path:
+    return directory.with_name(directory.name + ".old")
 
 
-def _surviving(directory: Path) -> Path:
-    """The state itself, or the previous one if a crash fell between the two renames of `save_state`."""
-    old = directory.with_name(directory.name + ".old")
-    return old if not directory.exists() and old.exists() else directory
+def _recover(directory: Path) -> None:
+    """Put the previous state back if a kill fell between the two renames of `save_state`."""
+    old = _old(directory)
+    if old.exists() and not directory.exists():
+        old.rename(directory)
+
+
+def _early_cooldown_start(directory: Path) -> int | None:
+    """Early versions kept this in a file beside the header, and no identity."""
+    path = directory / "cooling.json"
+    return int(json.loads(path.read_text(encoding="utf-8"))["began"]) if path.exists() else None
+
+
+def _tensors(drafter: DSpark, optimiser: optim.AdamW, state: TrainingState) -> dict[str, Tensor]:
+    tensors = {} if state.draft_token_ids is None else {VOCABULARY: state.draft_token_ids.contiguous()}
+    for name, parameter in drafter.named_parameters():
+        if parameter.requires_grad:
+            tensors[f"parameter.{name}"] = parameter.detach().contiguous()
+            moments = optimiser.state.get(parameter, {})
+            tensors |= {f"{key}.{name}": moments[key] for key in ("exp_avg", "exp_avg_sq") if key in moments}
+    return tensors
+
+
+def _check_vocabulary(directory: Path, drafter: DSpark, state: TrainingState) -> None:
+    kept, own = state.draft_token_ids, drafter.draft_token_ids
+    if kept is not None and (own is None or not own.equal(kept)):
+        raise CompatibilityError(
+            f"{directory} was trained with another draft vocabulary of {len(kept)} tokens than the drafter has. "
+            "Build the drafter with the state's draft_token_ids, or use another output directory."
+        )
 
 
 def _restore(
-    name: str, parameter: nn.Parameter, tensors: dict[str, Tensor], optimiser: optim.AdamW, step: int, directory: Path
+    name: str, parameter: Tensor, tensors: dict[str, Tensor], optimiser: optim.AdamW, step: int, directory: Path
 ) -> None:
     saved = tensors.pop(f"parameter.{name}", None)
     if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:

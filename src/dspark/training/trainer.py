@@ -3,7 +3,7 @@
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,14 @@ from types import FrameType
 import torch
 from torch import Tensor, optim
 
-from dspark.data.answers import Answer
+from dspark.data.answers import AnswerSplit
 from dspark.drafters.dspark import DSpark
 from dspark.training.batches import Batch, batch_indices, make_batch
+from dspark.training.identity import identity_of
 from dspark.training.objective import LossWeights
 from dspark.training.recipe import Recipe
-from dspark.training.state import load_state, save_state
+from dspark.training.resume import STABLE, STATE, resume_point
+from dspark.training.state import TrainingState, load_state, read_state, save_state
 from dspark.training.step import StepResult, evaluate_step, train_step
 from dspark.training.teacher import Teacher
 
@@ -55,7 +57,7 @@ class Trainer:
         recipe: Recipe,
         drafter: DSpark,
         teacher: Teacher,
-        answers: Sequence[Answer],
+        answers: AnswerSplit,
         directory: Path,
         cadence: Cadence = Cadence(),
         watch: Watcher = lambda progress: None,
@@ -63,32 +65,32 @@ class Trainer:
         self.recipe = recipe
         self.drafter = drafter
         self.teacher = teacher
-        held_out = recipe.data.held_out
-        self.train_answers, self.held_out_answers = answers[held_out:], answers[:held_out]
+        self.answers = answers
         self.directory = directory
         self.cadence = cadence
         self.watch = watch
         self.weights = LossWeights(**recipe.loss.model_dump())
         self.optimiser = _optimiser(recipe, drafter)
         self.step = 0
-        self._lengths = [len(answer.token_ids) for answer in self.train_answers]
+        self._cooldown_start: int | None = None
+        self._lengths = [len(answer.token_ids) for answer in answers.train]
         self._draft_index = _draft_index(drafter)
         self._held_out_batch: Batch | None = None
 
     def run(self) -> int:
         """Train to the recipe's last step or until SIGINT / SIGTERM; save the state; return the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.step = self._resume()
+        resumed = self.step = self._resume()
         saved = time.monotonic()
         with _stop_requests() as stop_requested:
             while self.step < self.recipe.optimiser.total_steps and not stop_requested():
-                if self.step == self._cooldown_start():
-                    self._save("stable")
+                self._keep_uncooled()
                 self._advance()
                 if time.monotonic() - saved > self.cadence.save_seconds:
-                    self._save("state")
+                    self._save(STATE)
                     saved = time.monotonic()
-        self._save("state")
+        if self.step != resumed:
+            self._save(STATE)
         return self.step
 
     def _advance(self) -> None:
@@ -98,6 +100,8 @@ class Trainer:
         result = train_step(
             self.drafter, self.optimiser, batch, self.weights, optimiser.rate(self.step), optimiser.clip
         )
+        if optimiser.cools(self.step):
+            self._cooldown_start = optimiser.cooldown_start
         self.step += 1
         due = self.step % self.cadence.evaluate_steps == 0 or self.step == optimiser.total_steps
         held_out = self.evaluate() if due else None
@@ -107,45 +111,42 @@ class Trainer:
 
     def evaluate(self) -> StepResult | None:
         """Teacher-forced figures on the held-out answers at the full block size, None without such answers."""
-        if not self.held_out_answers:
+        if not self.answers.held_out:
             return None
         if self._held_out_batch is None:
             gamma = self.recipe.drafter.block_size
-            records = [self.teacher.records([answer])[0] for answer in self.held_out_answers]
-            self._held_out_batch = make_batch(self.held_out_answers, records, 32, gamma, self._draft_index, 0)
+            records = [self.teacher.records([answer])[0] for answer in self.answers.held_out]
+            self._held_out_batch = make_batch(self.answers.held_out, records, 32, gamma, self._draft_index, 0)
         return evaluate_step(self.drafter, self._held_out_batch, self.weights)
 
     def _batch(self, step: int) -> Batch:
         data, seed = self.recipe.data, self.recipe.seed
-        chosen = batch_indices(len(self.train_answers), data.answers_per_step, self._lengths, seed, step)
-        answers = [self.train_answers[index] for index in chosen]
+        chosen = batch_indices(len(self.answers.train), data.answers_per_step, self._lengths, seed, step)
+        answers = [self.answers.train[index] for index in chosen]
         records = self.teacher.records(answers)
         gamma = self.recipe.block_size(step)
         return make_batch(answers, records, data.anchors_per_answer, gamma, self._draft_index, seed * 1_000_003 + step)
 
-    def _cooldown_start(self) -> int:
-        return self.recipe.optimiser.total_steps - self.recipe.optimiser.cooldown_steps
-
     def _resume(self) -> int:
-        """Continue from `state`, or from `stable` when this recipe cools down later than the saved run did."""
-        for name in ("state", "stable"):
-            step = load_state(self.directory / name, self.drafter, self.optimiser)
-            cooled = self._was_cooling(name)
-            if not cooled or not (self.directory / "stable").exists():
-                return step
-        return step
+        point = resume_point(self.directory, self.recipe, self.teacher.target.info)
+        state = None if point is None else load_state(point.directory, self.drafter, self.optimiser)
+        if state is None:
+            return 0
+        self._cooldown_start = state.cooldown_start
+        return state.step
 
-    def _was_cooling(self, name: str) -> bool:
-        """Whether the saved state had entered a cool-down that this recipe would not have begun yet."""
-        path = self.directory / name / "cooling.json"
-        if not path.exists():
-            return False
-        return bool(json.loads(path.read_text())["began"] < self._cooldown_start())
+    def _keep_uncooled(self) -> None:
+        """Before the first step that cools the weights, keep them, unless later ones are kept already."""
+        if self._cooldown_start is not None or not self.recipe.optimiser.cools(self.step):
+            return
+        stable = read_state(self.directory / STABLE)
+        if stable is None or stable.step < self.step:
+            self._save(STABLE)
 
     def _save(self, name: str) -> None:
-        began = self._cooldown_start()
-        notes = {"cooling.json": {"began": began}} if self.step > began else {}
-        save_state(self.directory / name, self.drafter, self.optimiser, self.step, notes)
+        identity = identity_of(self.recipe, self.teacher.target.info)
+        state = TrainingState(self.step, self._cooldown_start, identity, self.drafter.draft_token_ids)
+        save_state(self.directory / name, self.drafter, self.optimiser, state)
 
     def _log(self, progress: Progress) -> None:
         row = {"step": progress.step, "time": time.time(), "seconds": progress.seconds, **progress.result.as_json()}
