@@ -6,6 +6,7 @@ from typing import Any
 
 from dspark.errors import ConfigError
 from dspark.nn.rope import RopeSettings
+from dspark.targets.config_fields import ConfigFields
 from dspark.targets.rope_config import parse_rope
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
@@ -54,24 +55,25 @@ class DecoderConfig:
         reason = refusal(data)
         if reason is not None:
             raise ConfigError(reason)
-        hidden, heads = _size(data, "hidden_size"), _size(data, "num_attention_heads")
-        layers = _size(data, "num_hidden_layers")
+        fields = ConfigFields(data)
+        hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+        layers = fields.size("num_hidden_layers")
         config = cls(
             model_type=data["model_type"],
-            vocab_size=_size(data, "vocab_size"),
+            vocab_size=fields.size("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=_size(data, "intermediate_size"),
+            intermediate_size=fields.size("intermediate_size"),
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=data.get("num_key_value_heads") or heads,
-            head_dim=data.get("head_dim") or (_QWEN3_HEAD_DIM if data["model_type"] == "qwen3" else hidden // heads),
-            rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
-            max_positions=_size(data, "max_position_embeddings"),
-            tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
-            rope=parse_rope(data),
-            windows=_windows(data, layers),
-            biases=_biases(data),
-            eos_token_ids=token_ids(data.get("eos_token_id")),
+            num_kv_heads=fields.size("num_key_value_heads", heads),
+            head_dim=fields.size("head_dim", _QWEN3_HEAD_DIM if data["model_type"] == "qwen3" else hidden // heads),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            max_positions=fields.size("max_position_embeddings"),
+            tie_word_embeddings=fields.flag("tie_word_embeddings"),
+            rope=parse_rope(fields),
+            windows=_windows(fields, data["model_type"], layers),
+            biases=_biases(fields, data["model_type"]),
+            eos_token_ids=fields.ids("eos_token_id"),
         )
         config._check()
         return config
@@ -101,40 +103,31 @@ def check_taps(taps: Sequence[int], num_layers: int) -> None:
 
 
 def refusal(data: Mapping[str, Any]) -> str | None:
-    """Why the native decoder does not run the model of this config.json, None if it does."""
+    """Why the native decoder does not run the model of this config.json, None if it does.
+
+    Raises:
+        ConfigError: `layer_types` is no list of strings.
+    """
     model_type = data.get("model_type")
     if model_type not in SUPPORTED:
         return f"model_type {model_type!r} is not supported natively (supported: {', '.join(SUPPORTED)})"
-    if data.get("quantization_config"):
-        method = data["quantization_config"].get("quant_method", "unknown")
+    quantisation = data.get("quantization_config")
+    if quantisation:
+        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, Mapping) else quantisation
         return f"quantised weights (quant_method {method!r}) are not supported; use the unquantised checkpoint"
     if data.get("hidden_act", "silu") != "silu":
         return f"hidden_act {data['hidden_act']!r} is not supported; the Llama family uses 'silu'"
-    unknown = set(data.get("layer_types") or ()) - {"full_attention", "sliding_attention"}
+    unknown = set(ConfigFields(data).names("layer_types") or ()) - {"full_attention", "sliding_attention"}
     if unknown:
         return f"layer_types {sorted(unknown)} are not supported; expected full_attention or sliding_attention"
     return None
 
 
-def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The ids of a config field that holds none, one or several."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)
-
-
-def _size(data: Mapping[str, Any], key: str) -> int:
-    value = data.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise ConfigError(f"config.json has {key} = {value!r}; expected a positive integer")
-    return value
-
-
-def _biases(data: Mapping[str, Any]) -> Biases:
-    attention = bool(data.get("attention_bias", False))
-    match data["model_type"]:
+def _biases(fields: ConfigFields, model_type: str) -> Biases:
+    attention = fields.flag("attention_bias")
+    match model_type:
         case "llama":
-            return Biases(qkv=attention, output=attention, mlp=bool(data.get("mlp_bias", False)))
+            return Biases(qkv=attention, output=attention, mlp=fields.flag("mlp_bias"))
         case "qwen2":
             return Biases(qkv=True)
         case "qwen3":
@@ -143,18 +136,18 @@ def _biases(data: Mapping[str, Any]) -> Biases:
             return Biases()
 
 
-def _windows(data: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
+def _windows(fields: ConfigFields, family: str, layers: int) -> tuple[int | None, ...]:
     """Mistral slides everywhere; Qwen where `layer_types` says, or in older files from `max_window_layers` on."""
-    window = data.get("sliding_window")
-    family = data["model_type"]
-    if window is None or family == "llama" or (family != "mistral" and not data.get("use_sliding_window", False)):
+    slides = family == "mistral" or (family != "llama" and fields.flag("use_sliding_window"))
+    if not slides or not fields.has("sliding_window"):
         return (None,) * layers
+    window = fields.size("sliding_window")
     if family == "mistral":
         return (window,) * layers
-    types = data.get("layer_types")
+    types = fields.names("layer_types")
     if types is None:
-        first = data.get("max_window_layers", 28)
-        return tuple(window if layer >= first else None for layer in range(layers))
+        first = fields.optional_number("max_window_layers")
+        return tuple(window if layer >= (28 if first is None else first) else None for layer in range(layers))
     if len(types) != layers:
         raise ConfigError(f"config.json lists {len(types)} layer_types for {layers} layers; expected one per layer")
     return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dspark.errors import CapacityError, CompatibilityError, DependencyError, FormatError
 from dspark.targets.checkpoint import read_config, template_hash
-from dspark.targets.config import check_taps, token_ids
+from dspark.targets.config import check_taps
+from dspark.targets.config_fields import ConfigFields
 from dspark.targets.tokenizer import read_chat_template
 from dspark.targets.weights import read_weights, weight_files
 from dspark.targets.weights_hash import remembered_hash, weights_hash
@@ -71,7 +72,7 @@ class TransformersTarget:
             hidden_size=config.hidden_size,
             num_layers=config.num_hidden_layers,
             max_positions=config.max_position_embeddings,
-            eos_token_ids=token_ids(model.generation_config.eos_token_id),
+            eos_token_ids=ConfigFields(model.generation_config.to_dict()).ids("eos_token_id"),
             weights_hash=weights_hash,
             template_hash=template_hash,
         )
