@@ -37,14 +37,15 @@ class TrainingState:
 
 def save_state(directory: Path, drafter: DSpark, optimiser: optim.AdamW, state: TrainingState) -> None:
     """Replace the state in `directory`; a kill at any moment leaves the old one or the new one to be found."""
-    _recover(directory)
+    old = _old(directory)
+    if _surviving(directory) == old:
+        old.rename(directory)
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     save_file(_tensors(drafter, optimiser, state), partial / TENSORS)
     header = {"step": state.step, "cooldown_start": state.cooldown_start, "identity": state.identity}
     (partial / HEADER).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
-    old = _old(directory)
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():
         directory.rename(old)
@@ -58,7 +59,7 @@ def read_state(directory: Path) -> TrainingState | None:
     Raises:
         FormatError: there is something else, or a damaged state.
     """
-    _recover(directory)
+    directory = _surviving(directory)
     if not directory.exists():
         return None
     try:
@@ -83,7 +84,7 @@ def load_state(directory: Path, drafter: DSpark, optimiser: optim.AdamW) -> Trai
     if state is None:
         return None
     _check_vocabulary(directory, drafter, state)
-    tensors = load_file(directory / TENSORS)
+    tensors = load_file(_surviving(directory) / TENSORS)
     tensors.pop(VOCABULARY, None)
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
@@ -100,11 +101,10 @@ def _old(directory: Path) -> Path:
     return directory.with_name(directory.name + ".old")
 
 
-def _recover(directory: Path) -> None:
-    """Put the previous state back if a kill fell between the two renames of `save_state`."""
+def _surviving(directory: Path) -> Path:
+    """Where the state is: in `.old` if a kill fell between the two renames of `save_state`. Readers move nothing."""
     old = _old(directory)
-    if old.exists() and not directory.exists():
-        old.rename(directory)
+    return old if old.exists() and not directory.exists() else directory
 
 
 def _early_cooldown_start(directory: Path) -> int | None:

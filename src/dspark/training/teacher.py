@@ -6,19 +6,24 @@ a second student find them there; without one, nothing is stored and every epoch
 Shapes: S tokens of prompt and response, P of them prompt, n = S - P response tokens, m taps, d width, K teacher tokens.
 """
 
+import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.data.answers import Answer
-from dspark.errors import CompatibilityError
+from dspark.errors import CompatibilityError, FormatError
 from dspark.types import TargetInfo, TargetOutput
+
+_TENSORS = ("features", "ids", "probabilities")
 
 
 class TeacherTarget(Protocol):
@@ -82,26 +87,30 @@ class Teacher:
         top = p_t.topk(min(self.top_k, p_t.shape[-1]), dim=-1)
         return TeacherRecord(features.to(torch.bfloat16), top.indices.int(), top.values.half())
 
+    def origin(self, answer: Answer) -> dict[str, str]:
+        """What a record of `answer` was made from: kept in its file, and compared when the file is read."""
+        return {
+            "target": self.target.info.weights_hash,
+            "taps": ",".join(map(str, self.taps)),
+            "top_k": str(self.top_k),
+            "tokens": token_digest(answer),
+        }
+
     def _path(self, answer: Answer) -> Path | None:
-        return None if self.directory is None else self.directory / f"{answer.id}.safetensors"
+        return None if self.directory is None else self.directory / f"{token_digest(answer)}.safetensors"
 
     def _stored(self, answer: Answer) -> TeacherRecord | None:
         path = self._path(answer)
         if path is None or not path.is_file():
             return None
-        tensors = load_file(path)
-        record = TeacherRecord(tensors["features"], tensors["ids"], tensors["probabilities"])
-        self._check(answer, record, path)
+        try:
+            with safe_open(path, framework="pt") as file:
+                origin = file.metadata() or {}
+                record = TeacherRecord(*(file.get_tensor(name) for name in _TENSORS))
+        except (OSError, SafetensorError) as error:
+            raise FormatError(f"{path} is not a teacher record: {error}. Remove it; it is made again.") from error
+        _check_origin(path, origin, self.origin(answer))
         return record
-
-    def _check(self, answer: Answer, record: TeacherRecord, path: Path) -> None:
-        width = len(self.taps) * self.target.info.hidden_size
-        expected = (len(answer.token_ids), width), len(answer.response_ids)
-        if (tuple(record.features.shape), len(record.ids)) != expected:
-            raise CompatibilityError(
-                f"{path} was made for other tokens or taps: features {tuple(record.features.shape)}, expected "
-                f"{expected[0]}. Use another directory, or empty this one."
-            )
 
     def _store(self, answer: Answer, record: TeacherRecord) -> None:
         path = self._path(answer)
@@ -110,6 +119,22 @@ class Teacher:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
         # The features are a view of a padded batch: safetensors wants memory of their own.
-        tensors = {"features": record.features, "ids": record.ids, "probabilities": record.probabilities}
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
+        tensors = {name: getattr(record, name).contiguous() for name in _TENSORS}
+        save_file(tensors, partial, metadata=self.origin(answer))
         partial.replace(path)
+
+
+def token_digest(answer: Answer) -> str:
+    """32 hex digits of the prompt's and the response's token ids; the name of the answer's record."""
+    tokens = json.dumps([answer.prompt_ids, answer.response_ids])
+    return hashlib.sha256(tokens.encode()).hexdigest()[:32]
+
+
+def _check_origin(path: Path, found: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    different = [
+        f"{key} {found.get(key)!r}, expected {value!r}" for key, value in expected.items() if found.get(key) != value
+    ]
+    if different:
+        raise CompatibilityError(
+            f"{path} was made for {'; '.join(different)}. Use another directory, or empty this one."
+        )
