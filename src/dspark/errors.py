@@ -1,6 +1,7 @@
 """Every error that dspark raises on purpose: one tree, so that callers can catch one class.
 
-A message says what was found, what was expected and what to do. The CLI prints it as one line and exits with 2.
+A message says what was found, what was expected and what to do. The CLI prints it as one line and exits with 2, or
+with 1 for a `NumericalError`.
 """
 
 
@@ -28,5 +29,9 @@ class DependencyError(DsparkError):
     """An optional package that this feature needs is not installed."""
 
 
-class SamplingError(DsparkError):
+class NumericalError(DsparkError):
+    """The input was fine, but the computation went wrong."""
+
+
+class SamplingError(NumericalError):
     """No token can be drawn: the logits hold NaN, or every token is masked."""

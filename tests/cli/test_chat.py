@@ -8,6 +8,7 @@ import pytest
 
 from dspark.cli import chat
 from dspark.cli.conversation import Conversation
+from dspark.cli.prompt_text import tolerant_lines
 from dspark.engine.result import Commit
 from dspark.types import SamplingParams
 
@@ -100,7 +101,23 @@ def test_reset_forgets(run, world, on_pipe):
 
 def test_a_conversation_longer_than_the_context_is_refused_on_a_pipe(run, world, on_pipe):
     on_pipe("long " * 100 + "\n")
-    run("chat", "-t", world / "target", "--json").refused("128")
+    run("chat", "-t", world / "target").refused("128")
+
+
+@pytest.mark.parametrize(("question", "reason"), [("long " * 100, "128"), ("caf\udce9", "UTF-8")])
+def test_a_question_that_fails_loses_no_earlier_turn(run, world, on_pipe, question, reason):
+    on_pipe(f"Hello\n{question}\nnever asked\n")
+    outcome = run("chat", "-t", world / "target", "-n", 6, "--json")
+    answered, failed = outcome.json["turns"]
+    assert outcome.status == 2
+    assert answered["text"] == outcome.json["messages"][-1]["content"]
+    assert reason in failed["error"]
+    assert outcome.err == f"error: {failed['error']}\n"
+
+
+def test_bytes_that_are_no_text_spoil_their_own_line_only():
+    lines = tolerant_lines(io.TextIOWrapper(io.BytesIO(b"Hello\ncaf\xe9\n"), encoding="utf-8"))
+    assert list(lines) == ["Hello\n", "caf\udce9\n"]
 
 
 def test_on_a_terminal_an_impossible_question_is_reported_and_forgotten(run, world, on_terminal):

@@ -1,6 +1,7 @@
 """`dspark generate` on a small model, good input and bad."""
 
 import io
+import json
 import sys
 
 import pytest
@@ -55,7 +56,7 @@ def test_a_seed_fixes_a_sampled_answer_and_another_changes_it(run, world):
 
 
 def test_without_a_seed_every_sampled_answer_is_new_and_names_its_seed(run, world):
-    arguments = ("generate", QUESTION, "-t", world / "target", "-T", 1, "-n", 24, "--ignore-eos", "--json")
+    arguments = ("generate", QUESTION, "-t", world / "target", "-T", 9, "-n", 24, "--ignore-eos", "--json")
     first, second = (run(*arguments).json for _ in range(2))
     assert first["token_ids"] != second["token_ids"]
     assert run(*arguments, "--seed", first["seed"]).json["token_ids"] == first["token_ids"]
@@ -123,6 +124,12 @@ def test_the_prompt_comes_from_an_argument_a_file_or_stdin(run, world, tmp_path,
         (("x", "--dtype", "int3"), ["--dtype", "int3"]),
         (("x", "-t", "nowhere"), ["nowhere", "smollm2-135m"]),
         (("x", "-d", "nowhere"), ["nowhere"]),
+        (("broken \udcff",), ["prompt", "UTF-8"]),
+        (("x", "--system", "\udcff"), ["system", "UTF-8"]),
+        (("--prompt-file", "n" * 300), ["too long"]),
+        (("x", "-t", "n" * 300), ["too long"]),
+        (("x", "-t", "~nobody-has-this-name/x"), ["cannot be opened"]),
+        (("x", "-d", "n" * 300), ["too long"]),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(run, world, arguments, words):
@@ -137,6 +144,20 @@ def test_a_prompt_longer_than_the_context_is_refused(run, world):
 def test_a_prompt_file_that_is_not_text_is_refused(run, world, tmp_path):
     (tmp_path / "prompt.bin").write_bytes(b"\xff\xfe\x00")
     run("generate", "--prompt-file", tmp_path / "prompt.bin", "-t", world / "target").refused("UTF-8")
+
+
+def test_stdin_that_is_not_text_is_refused(run, world, monkeypatch):
+    for errors in ("strict", "surrogateescape"):  # as in a UTF-8 and in a C locale
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8", errors=errors))
+        run("generate", "-", "-t", world / "target").refused("UTF-8")
+
+
+@pytest.mark.parametrize("key", ["num_key_value_heads", "eos_token_id", "rms_norm_eps", "rope_parameters"])
+def test_a_string_where_the_target_needs_a_number_is_refused(run, tmp_path, key):
+    write_target(tmp_path / "target", seed=0)
+    path = tmp_path / "target" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "one"}))
+    run("generate", "x", "-t", tmp_path / "target").refused(key, "'one'")
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(run, world, tmp_path):

@@ -4,12 +4,17 @@ import pytest
 import typer
 
 from dspark.cli.runner import exit_status
-from dspark.errors import CapacityError, ConfigError
+from dspark.errors import CapacityError, ConfigError, SamplingError
+from dspark.training.step import DivergenceError
 
 ERRORS = {
     "config": ConfigError("found temperature -1;\nexpected 0 or more"),
     "capacity": CapacityError("the prompt is too long"),
     "missing": FileNotFoundError(2, "No such file or directory", "nowhere.txt"),
+    "name": OSError(36, "File name too long", "xxx"),
+    "disk": OSError(28, "No space left on device", "answers.json"),
+    "nan": SamplingError("the logits hold NaN"),
+    "divergence": DivergenceError("the loss is nan"),
     "bug": RuntimeError("shapes differ"),
     "memory": MemoryError(),
     "interrupt": KeyboardInterrupt(),
@@ -37,6 +42,10 @@ def app() -> typer.Typer:
         ("config", 2, "error: found temperature -1; expected 0 or more"),
         ("capacity", 2, "error: the prompt is too long"),
         ("missing", 2, "error: nowhere.txt: No such file or directory"),
+        ("name", 2, "error: xxx: File name too long"),
+        ("disk", 1, "error: answers.json: No space left on device"),
+        ("nan", 1, "error: the logits hold NaN"),
+        ("divergence", 1, "error: the loss is nan"),
         ("memory", 1, "error: out of memory; use a shorter context, a smaller batch or a smaller model"),
         ("interrupt", 130, "error: interrupted"),
     ],

@@ -154,6 +154,8 @@ def test_every_tensor_is_accounted_for(tmp_path, changes, message):
         ({"rms_norm_eps": None}, "lacks `rms_norm_eps`"),
         ({"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
         ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
+        ({"layer_types": 3}, "layer_types has 3"),
+        ({"architectures": {"0": "Qwen3DSparkModel"}}, "architecture"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rotary scaling 'yarn'"),
         ({"rope_parameters": 3}, "expected an object"),
         ({"dspark": {"layout": "fill_in"}}, "only anchor_first can be run"),

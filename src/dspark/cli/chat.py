@@ -21,7 +21,8 @@ from dspark.cli.options import (
     examples,
     seed_or_fresh,
 )
-from dspark.cli.runner import complain
+from dspark.cli.prompt_text import checked_text, tolerant_lines
+from dspark.cli.runner import complain, explain
 from dspark.cli.session import decode_options, open_session
 from dspark.cli.summary import answer_json, summary
 from dspark.errors import DsparkError
@@ -55,6 +56,7 @@ def chat(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed_or_fresh(seed), max_tokens=max_tokens
     )
     check_sampling(params)
+    checked_text(system or "", "system message")
     measure = is_greedy(params) or seed is None
     session = open_session(target, drafter, dtype, decode_options(), quiet=json, measure=measure)
     conversation = Conversation(session, params, system, quiet=json)
@@ -62,11 +64,7 @@ def chat(
         console.note(BANNER)
         _talk(conversation)
         return
-    for question in _questions(sys.stdin):
-        _answer(conversation, question, quiet=json)
-    if json:
-        turns = [answer_json(result) for result in conversation.results]
-        console.print_json({"messages": conversation.messages, "turns": turns})
+    _listen(conversation, quiet=json)
 
 
 def _talk(conversation: Conversation) -> None:
@@ -90,6 +88,24 @@ def _talk(conversation: Conversation) -> None:
             complain(str(error))
 
 
+def _listen(conversation: Conversation, quiet: bool) -> None:
+    """Answer line by line. What fails ends the chat, but with --json the turns before it are printed first."""
+    try:
+        for question in _questions(tolerant_lines(sys.stdin)):
+            _answer(conversation, question, quiet)
+    except (Exception, KeyboardInterrupt) as error:
+        if quiet:
+            _print_turns(conversation, {"error": explain(error)[0]})
+        raise
+    if quiet:
+        _print_turns(conversation)
+
+
+def _print_turns(conversation: Conversation, *failed: dict[str, str]) -> None:
+    turns = [*(answer_json(result) for result in conversation.results), *failed]
+    console.print_json({"messages": conversation.messages, "turns": turns})
+
+
 def _questions(lines: Iterator[str]) -> Iterator[str]:
     for line in lines:
         if line.strip() == "/exit":
@@ -102,7 +118,7 @@ def _answer(conversation: Conversation, question: str, quiet: bool) -> None:
         conversation.reset()
         console.note("[forgotten]", quiet)
     elif question:
-        result = conversation.ask(question)
+        result = conversation.ask(checked_text(question, "question"))
         if not quiet:
             console.print_text("\n")
         if result is not None:

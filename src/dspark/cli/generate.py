@@ -1,6 +1,5 @@
 """`dspark generate`: answer one prompt, printing the text as it is committed."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +29,7 @@ from dspark.cli.options import (
     examples,
     seed_or_fresh,
 )
+from dspark.cli.prompt_text import checked_text, read_prompt
 from dspark.cli.session import decode_options, open_session
 from dspark.cli.summary import answer_json, summary
 from dspark.errors import ConfigError
@@ -76,6 +76,8 @@ def generate(
     text = read_prompt(prompt, prompt_file)
     if raw and system is not None:
         raise ConfigError("--system needs the chat template, which --raw leaves out. Drop one of the two.")
+    for given in (system or "", *(stop or ())):
+        checked_text(given, "system message or stop string")
     from dspark.core.params import check_sampling, is_greedy
     from dspark.data.chat import user_turn
     from dspark.types import SamplingParams
@@ -106,16 +108,3 @@ def generate(
         console.print_text(commit.text)
     console.print_text("\n")
     console.note(summary(answer.finish()))
-
-
-def read_prompt(argument: str | None, file: Path | None) -> str:
-    """The prompt from exactly one of its three sources. Raises ConfigError for none, several, or an empty prompt."""
-    if (argument is None) == (file is None):
-        raise ConfigError("Give the prompt once: as an argument, as `-` for stdin, or with --prompt-file.")
-    try:
-        text = file.read_text(encoding="utf-8") if file else sys.stdin.read() if argument == "-" else argument or ""
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"The prompt is not UTF-8 text: {error}. Save it as UTF-8.") from error
-    if not text.strip():
-        raise ConfigError("The prompt is empty. Write something to answer.")
-    return text

@@ -1,17 +1,19 @@
 """How every verb ends: exit status 0 done, 1 failure, 2 bad usage or input, 130 interrupted; errors are one line."""
 
+import errno
 import os
 import traceback
 from collections.abc import Sequence
 
 import typer
 
-from dspark.errors import DsparkError
+from dspark.errors import DsparkError, NumericalError
 
 DONE, FAILURE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 DEBUG_VARIABLE = "DSPARK_DEBUG"
 
-_FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+_MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
+"""What the system could not do; every other complaint about a file is about the name that was given."""
 
 
 def exit_status(app: typer.Typer, arguments: Sequence[str]) -> int:
@@ -36,9 +38,9 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted", INTERRUPTED
     if isinstance(error, DsparkError):
-        return str(error), BAD_INPUT
-    if isinstance(error, _FILE_ERRORS):
-        return f"{error.filename}: {error.strerror}", BAD_INPUT
+        return str(error), FAILURE if isinstance(error, NumericalError) else BAD_INPUT
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}", FAILURE if error.errno in _MACHINE_ERRORS else BAD_INPUT
     if isinstance(error, MemoryError):
         return "out of memory; use a shorter context, a smaller batch or a smaller model", FAILURE
     advice = f"set {DEBUG_VARIABLE}=1 to see the traceback, and report it"

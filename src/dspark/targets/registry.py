@@ -67,8 +67,12 @@ def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 def resolve(name_or_path: str | Path) -> Path:
     """The directory or .gguf file meant, downloaded first if it is an org/name that no local path has."""
-    path = Path(name_or_path).expanduser()
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+    try:
+        path = Path(name_or_path).expanduser()
+        found = path.is_dir() or (path.is_file() and path.suffix == ".gguf")
+    except (OSError, RuntimeError) as error:  # no name of a file, or the home of a user who does not exist
+        raise FormatError(f"target {str(name_or_path)!r} cannot be opened: {error}") from error
+    if found:
         return path
     if path.is_file():
         raise FormatError(f"{path} is a file, but not .gguf; name a .gguf file or the model's directory")

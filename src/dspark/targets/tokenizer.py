@@ -134,9 +134,12 @@ def _special_tokens(directory: Path, raw: RawTokenizer) -> SpecialTokens:
 def read_chat_template(directory: Path) -> str | None:
     """The source of a directory's chat template: chat_template.jinja, else the default one of tokenizer_config.json."""
     path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    declared = read_json(directory / "tokenizer_config.json").get("chat_template")
-    if isinstance(declared, list):
-        declared = {entry["name"]: entry["template"] for entry in declared}.get("default")
+    try:
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        declared = read_json(directory / "tokenizer_config.json").get("chat_template")
+        if isinstance(declared, list):
+            declared = {entry["name"]: entry["template"] for entry in declared}.get("default")
+    except (UnicodeDecodeError, KeyError, TypeError) as error:
+        raise FormatError(f"{directory} holds no readable chat template ({error!r}); download it again") from error
     return None if declared is None else str(declared)

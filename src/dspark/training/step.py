@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from dspark.core.losses import LossCoefficients
 from dspark.drafters.dspark import DSpark
-from dspark.errors import DsparkError
+from dspark.errors import NumericalError
 from dspark.training.batches import Batch
-from dspark.training.objective import LossTerms, LossWeights, sparse_loss
+from dspark.training.objective import LossTerms, sparse_loss
 
 
-class DivergenceError(DsparkError):
+class DivergenceError(NumericalError):
     """The loss or its gradient is no longer finite."""
 
 
@@ -38,7 +39,7 @@ class StepResult:
         return asdict(self) | {"acceptance": rounded, "tau": self.tau}
 
 
-def forward(drafter: DSpark, batch: Batch, weights: LossWeights) -> LossTerms:
+def forward(drafter: DSpark, batch: Batch, coefficients: LossCoefficients) -> LossTerms:
     """The loss of `drafter` on `batch`, with gradient when autograd is on."""
     gamma = batch.supervised.shape[1]
     hidden = drafter.training_states(batch.features, batch.token_ids, batch.anchors, batch.lengths, gamma)
@@ -48,17 +49,17 @@ def forward(drafter: DSpark, batch: Batch, weights: LossWeights) -> LossTerms:
         logits = logits + drafter.markov_head.bias(drafter.markov_latents(hidden, batch.previous)[batch.supervised])
     confidence = drafter.confidence_logits(hidden, batch.previous)
     marked = None if confidence is None else confidence[batch.supervised]
-    return sparse_loss(logits, marked, batch.teacher, batch.slots, weights)
+    return sparse_loss(logits, marked, batch.teacher, batch.slots, coefficients)
 
 
 def train_step(
-    drafter: DSpark, optimiser: optim.Optimizer, batch: Batch, weights: LossWeights, rate: float, clip: float
+    drafter: DSpark, optimiser: optim.Optimizer, batch: Batch, coefficients: LossCoefficients, rate: float, clip: float
 ) -> StepResult:
     """Update `drafter` once at learning rate `rate`. Raises DivergenceError before a bad update, never after."""
     for group in optimiser.param_groups:
         group["lr"] = rate
     optimiser.zero_grad(set_to_none=True)
-    terms = forward(drafter, batch, weights)
+    terms = forward(drafter, batch, coefficients)
     terms.total.backward()  # type: ignore[no-untyped-call]
     norm = nn.utils.clip_grad_norm_([p for p in drafter.parameters() if p.requires_grad], clip)
     if not torch.isfinite(terms.total) or not torch.isfinite(norm):
@@ -71,9 +72,9 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate_step(drafter: DSpark, batch: Batch, weights: LossWeights) -> StepResult:
+def evaluate_step(drafter: DSpark, batch: Batch, coefficients: LossCoefficients) -> StepResult:
     """The same figures without an update."""
-    return _result(forward(drafter, batch, weights), batch, 0.0)
+    return _result(forward(drafter, batch, coefficients), batch, 0.0)
 
 
 def _result(terms: LossTerms, batch: Batch, norm: float) -> StepResult:

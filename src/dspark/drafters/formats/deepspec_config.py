@@ -21,11 +21,12 @@ NUM_ANCHORS = 512
 
 def parse_config(fields: Fields) -> DrafterConfig | Eagle3Config:
     """The drafter that a config.json describes. Raises FormatError, naming the packaging when it is a foreign one."""
-    architectures = fields.entries.get("architectures") or [None]
+    architectures = fields.entries.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     try:
-        if architectures[0] == DSPARK_ARCHITECTURE:
+        if architecture == DSPARK_ARCHITECTURE:
             return _parse_dspark(fields)
-        if architectures[0] in EAGLE3_ARCHITECTURES:
+        if architecture in EAGLE3_ARCHITECTURES:
             return _parse_eagle3(fields)
     except ConfigError as error:
         raise FormatError(f"{fields.source}: {error}") from error
@@ -151,9 +152,10 @@ def _head_kind(fields: Fields) -> HeadKind:
 def _refuse_unsupported(fields: Fields) -> None:
     fields.require("hidden_act", "silu", "silu")
     fields.require("use_sliding_window", False, False)
-    other = set(fields.entries.get("layer_types") or ()) - {"full_attention"}
+    types = fields.entries.get("layer_types") or []
+    other = [kind for kind in types if kind != "full_attention"] if isinstance(types, list) else types
     if other:
-        raise FormatError(f"{fields.source}: layer_types has {sorted(other)}, this reader knows only full_attention")
+        raise FormatError(f"{fields.source}: layer_types has {other!r}, this reader knows only full_attention")
 
 
 def passed_over(fields: Fields) -> tuple[str, ...]:
