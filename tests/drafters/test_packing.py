@@ -6,6 +6,7 @@ import torch
 from dspark.drafters.extras import DrafterExtras
 from dspark.drafters.packing import PackedNorm, PackedProduct
 from dspark.drafters.registry import load_drafter, save_drafter
+from dspark.errors import ConfigError
 from dspark.nn.linear import HalfKernel, OneDnnKernel, PlainKernel
 from tests.drafters.tiny import CONFIG, KINDS, drafter, target, tensors, with_head
 
@@ -40,3 +41,14 @@ def test_no_plain_matrix_or_norm_is_left(tmp_path):
     assert kinds.count(PackedNorm) == 2 + 2 * 4
     assert torch.nn.Linear not in kinds
     assert packed.packed_head is not None
+
+
+def test_a_packed_drafter_is_not_saved_over_a_whole_one(tmp_path):
+    save_drafter(drafter(), tmp_path, DrafterExtras())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    packed = load_drafter(tmp_path, target(), kernel=PlainKernel())
+    with pytest.raises(ConfigError, match="packed drafter"):
+        save_drafter(packed, tmp_path, DrafterExtras())
+    with pytest.raises(ConfigError, match="packed drafter"):
+        save_drafter(packed, tmp_path / "new", DrafterExtras())
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -14,7 +14,7 @@ from dspark.drafters.formats.deepspec import Checkpoint, build_dspark, open_chec
 from dspark.drafters.formats.deepspec_tensors import EMBEDDING, HEAD
 from dspark.drafters.formats.weight_files import WeightFiles
 from dspark.drafters.packing import pack_drafter
-from dspark.errors import CompatibilityError
+from dspark.errors import CompatibilityError, ConfigError
 from dspark.nn.linear import LinearKernel
 from dspark.types import TargetInfo
 
@@ -68,8 +68,13 @@ def save_drafter(
 ) -> None:
     """Write `drafter` as a DeepSpec directory with our `extras`.
 
-    The target's embedding and head are left out unless `include_shared`, which other engines may ask for.
+    The target's embedding and head are left out unless `include_shared`, which other engines may ask for. Raises
+    ConfigError, before anything is written, for a packed drafter.
     """
+    if drafter.packed_head is not None:
+        raise ConfigError(
+            "a packed drafter has no weights left to save; load it without a kernel, or save it before packing"
+        )
     write_dspark(drafter, Path(directory), extras, dtype, include_shared)
 
 
