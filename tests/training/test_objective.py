@@ -5,10 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from dspark.training.objective import LossWeights, SparseTeacher, gather_log_probs, sparse_loss
+from dspark.core.losses import LossCoefficients
+from dspark.training.objective import SparseTeacher, gather_log_probs, sparse_loss
 
 N, V = 9, 13
-WEIGHTS = LossWeights(cross_entropy=0.5, total_variation=0.9, confidence=0.2, decay=4.0)
+WEIGHTS = LossCoefficients(cross_entropy=0.5, l1=0.9, confidence=0.2, decay=4.0)
 
 
 def case(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -69,7 +70,7 @@ def test_mass_outside_the_draft_vocabulary_counts_as_lost() -> None:
 def test_confidence_is_taught_the_acceptance_and_does_not_move_it() -> None:
     logits, p_t, confidence, slots = case(2)
     logits.requires_grad_()
-    only_confidence = LossWeights(0.0, 0.0, 1.0)
+    only_confidence = LossCoefficients(0.0, 0.0, 1.0)
     terms = sparse_loss(logits, confidence, full_teacher(p_t), slots, only_confidence)
     assert not terms.acceptance.requires_grad
     terms.total.backward()
@@ -78,7 +79,7 @@ def test_confidence_is_taught_the_acceptance_and_does_not_move_it() -> None:
 
 def test_later_slots_weigh_less() -> None:
     logits, p_t, _, _ = case(3)
-    weights = LossWeights(1.0, 0.0, 0.0, decay=1.0)
+    weights = LossCoefficients(1.0, 0.0, 0.0, decay=1.0)
     first, second = (
         float(sparse_loss(logits[i : i + 1], None, full_teacher(p_t[i : i + 1]), torch.tensor([0]), weights).total)
         for i in (0, 1)

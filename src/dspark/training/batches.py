@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dspark.core.anchors import block_labels, sample_packed_anchors
+from dspark.core.masks import BlockLayout
 from dspark.data.answers import Answer
 from dspark.training.objective import SparseTeacher
 from dspark.training.teacher import TeacherRecord
@@ -55,34 +57,30 @@ def make_batch(
 ) -> Batch:
     """Draw up to `per_answer` anchors in each answer, uniformly without replacement, and gather what they are taught.
 
-    An anchor is a response token with a response token after it (DeepSpec's rule). `draft_index` [V] maps target ids
-    to draft ids (-1 outside), None without a pruned vocabulary.
+    Anchors and labels are those of `core.anchors` with the loss on response tokens (DeepSpec's rule). `draft_index` [V]
+    maps target ids to draft ids (-1 outside), None without a pruned vocabulary.
     """
     generator = torch.Generator().manual_seed(seed)
     lengths = tuple(len(answer.token_ids) for answer in answers)
     tokens = torch.tensor([token for answer in answers for token in answer.token_ids])
-    anchors, rows, ids, probabilities = [], [], [], []
-    start = 0
-    for answer, record, length in zip(answers, records, lengths, strict=True):
-        responses = len(answer.response_ids)
-        chosen = torch.randperm(responses - 1, generator=generator)[:per_answer].sort().values
-        labels = chosen[:, None] + torch.arange(1, gamma + 1)
-        anchors.append(chosen + start + len(answer.prompt_ids))
-        rows.append(labels < responses)
-        ids.append(record.ids[labels[rows[-1]]].long())
-        probabilities.append(record.probabilities[labels[rows[-1]]].float())
-        start += length
-    places, supervised = torch.cat(anchors), torch.cat(rows)
-    previous = tokens[(places[:, None] + torch.arange(gamma)).clamp(max=len(tokens) - 1)]
+    responses = torch.cat([torch.arange(n) >= len(a.prompt_ids) for a, n in zip(answers, lengths, strict=True)])
+    anchors = sample_packed_anchors(responses, lengths, per_answer, generator)
+    labels = block_labels(tokens, responses, BlockLayout.pack(anchors, lengths, gamma))
+    slots = torch.arange(gamma).expand_as(labels.supervised)[labels.supervised]
+    taught = (anchors[:, None] + torch.arange(1, gamma + 1))[labels.supervised]
+    # Records have a row per response token: the packed rows are numbered by counting these.
+    rows = (responses.cumsum(0) - 1)[taught]
+    ids = torch.cat([record.ids for record in records])[rows].long()
+    probabilities = torch.cat([record.probabilities for record in records])[rows].float()
     return Batch(
         features=torch.cat([record.features for record in records]).float(),
         token_ids=tokens,
         lengths=lengths,
-        anchors=places,
-        previous=previous,
-        supervised=supervised,
-        slots=torch.arange(gamma).expand_as(supervised)[supervised],
-        teacher=draft_teacher(torch.cat(ids), torch.cat(probabilities), draft_index),
+        anchors=anchors,
+        previous=labels.previous,
+        supervised=labels.supervised,
+        slots=slots,
+        teacher=draft_teacher(ids, probabilities, draft_index),
     )
 
 

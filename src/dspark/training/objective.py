@@ -12,18 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-
-@dataclass(frozen=True, slots=True)
-class LossWeights:
-    """Coefficients of the three terms (paper section 3.1) and the decay of slot weights exp(-k / decay).
-
-    The released recipe uses 0.1 / 0.9 / 1.0 with decay 4.0, DFlash 1.0 / 0 / 0.
-    """
-
-    cross_entropy: float
-    total_variation: float
-    confidence: float
-    decay: float = 4.0
+from dspark.core.losses import LossCoefficients
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +59,17 @@ def gather_log_probs(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def sparse_loss(
-    logits: Tensor, confidence_logits: Tensor | None, teacher: SparseTeacher, slots: Tensor, weights: LossWeights
+    logits: Tensor,
+    confidence_logits: Tensor | None,
+    teacher: SparseTeacher,
+    slots: Tensor,
+    coefficients: LossCoefficients,
 ) -> LossTerms:
     """Loss of draft `logits` [N, V] at slot numbers `slots` [N] (0-based within their block).
 
     TV uses sum_v min(p_t, p_d) over the teacher's K tokens; what lies beyond them is at most the teacher's tail mass.
     """
-    w = torch.exp(-slots.float() / weights.decay)
+    w = torch.exp(-slots.float() / coefficients.decay)
     w = w / w.sum()
     p_t = teacher.probabilities
     log_p_d = gather_log_probs(logits, teacher.ids)
@@ -90,8 +83,8 @@ def sparse_loss(
         bce = torch.nn.functional.binary_cross_entropy_with_logits(confidence_logits, acceptance, reduction="none")
         confidence = (w * bce).sum()
     total = (
-        weights.cross_entropy * cross_entropy
-        + weights.total_variation * total_variation
-        + weights.confidence * confidence
+        coefficients.cross_entropy * cross_entropy
+        + coefficients.l1 * total_variation
+        + coefficients.confidence * confidence
     )
     return LossTerms(total, cross_entropy.detach(), total_variation.detach(), confidence.detach(), acceptance)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dspark.core.losses import LossCoefficients
 from dspark.errors import ConfigError, FormatError
 
 
@@ -43,12 +44,17 @@ class DataSection(_Section):
 
 
 class LossSection(_Section):
-    """Coefficients of `training.objective.LossWeights`."""
+    """Coefficients of the loss terms; that of the total variation multiplies sum |p_d - p_t| = 2 TV, as DeepSpec's."""
 
     cross_entropy: float = Field(default=0.5, ge=0)
     total_variation: float = Field(default=0.9, ge=0)
     confidence: float = Field(default=0.2, ge=0)
     decay: float = Field(default=4.0, gt=0)
+
+    @property
+    def coefficients(self) -> LossCoefficients:
+        """The same in the terms of `core.losses`."""
+        return LossCoefficients(self.cross_entropy, self.total_variation, self.confidence, self.decay)
 
 
 class OptimiserSection(_Section):

@@ -16,7 +16,6 @@ from dspark.data.answers import AnswerSplit
 from dspark.drafters.dspark import DSpark
 from dspark.training.batches import Batch, batch_indices, make_batch
 from dspark.training.identity import identity_of
-from dspark.training.objective import LossWeights
 from dspark.training.recipe import Recipe
 from dspark.training.resume import STABLE, STATE, resume_point
 from dspark.training.state import TrainingState, load_state, read_state, save_state
@@ -69,7 +68,7 @@ class Trainer:
         self.directory = directory
         self.cadence = cadence
         self.watch = watch
-        self.weights = LossWeights(**recipe.loss.model_dump())
+        self.coefficients = recipe.loss.coefficients
         self.optimiser = _optimiser(recipe, drafter)
         self.step = 0
         self._cooldown_start: int | None = None
@@ -98,7 +97,7 @@ class Trainer:
         optimiser = self.recipe.optimiser
         batch = self._batch(self.step)
         result = train_step(
-            self.drafter, self.optimiser, batch, self.weights, optimiser.rate(self.step), optimiser.clip
+            self.drafter, self.optimiser, batch, self.coefficients, optimiser.rate(self.step), optimiser.clip
         )
         if optimiser.cools(self.step):
             self._cooldown_start = optimiser.cooldown_start
@@ -117,7 +116,7 @@ class Trainer:
             gamma = self.recipe.drafter.block_size
             records = [self.teacher.records([answer])[0] for answer in self.answers.held_out]
             self._held_out_batch = make_batch(self.answers.held_out, records, 32, gamma, self._draft_index, 0)
-        return evaluate_step(self.drafter, self._held_out_batch, self.weights)
+        return evaluate_step(self.drafter, self._held_out_batch, self.coefficients)
 
     def _batch(self, step: int) -> Batch:
         data, seed = self.recipe.data, self.recipe.seed
