@@ -69,6 +69,13 @@ def test_artefacts_that_recorded_its_template_stay_valid(converted):
 
 
 @pytest.mark.slow
+def test_the_file_it_comes_from_is_the_same_target(converted):
+    info = load_target(embedded.wheel_file()).info
+    own = load_target(embedded.NAME).info
+    assert (info.weights_hash, info.template_hash) == (own.weights_hash, own.template_hash)
+
+
+@pytest.mark.slow
 def test_digits_are_split_one_by_one(converted):
     tokenizer = load_tokenizer("smollm2-135m")
     assert [tokenizer.decode([token]) for token in tokenizer.encode("1234")] == ["1", "2", "3", "4"]

@@ -10,6 +10,7 @@ from dspark.errors import FormatError
 from dspark.nn.rope import RopeSettings, Rotary
 from dspark.targets.checkpoint import build_target, read_directory, read_gguf
 from dspark.targets.gguf_reader import GGUFFile, hugging_face_name
+from dspark.targets.weights_hash import weights_hash
 
 gguf = pytest.importorskip("gguf")
 
@@ -106,6 +107,14 @@ def test_a_gguf_file_is_the_same_target_as_its_directory(tmp_path, make_model, a
     assert torch.equal(states(found).features, expected.features)
     info = build_target(found, torch.float32).info
     assert (info.name, info.vocab_size, info.eos_token_ids) == ("tiny", 61, (3,))
+
+
+def test_a_gguf_file_has_the_identity_of_the_directory_it_converts_to(tmp_path, llama):
+    path = write(tmp_path / "tiny.gguf", "llama", llama.model)
+    converted = {name: tensor.to(torch.bfloat16) for name, tensor in read_directory(llama.directory).weights.items()}
+    assert read_gguf(path, torch.bfloat16).weights_hash == weights_hash(converted)
+    path.touch()  # no longer remembered
+    assert read_gguf(path, torch.float32).weights_hash == weights_hash(converted)
 
 
 def test_without_an_output_tensor_the_embedding_is_the_head(tmp_path, make_model):

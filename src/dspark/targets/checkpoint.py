@@ -20,6 +20,8 @@ from dspark.targets.weights import checked_weights, read_weights, weight_files
 from dspark.targets.weights_hash import remembered_hash, weights_hash
 from dspark.types import TargetInfo
 
+GGUF_IDENTITY = torch.bfloat16
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -48,11 +50,14 @@ def read_directory(directory: Path, name: str | None = None, known_hash: str | N
 
 
 def read_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
-    """The checkpoint in a GGUF file, dequantised to `dtype`; FormatError if it is unreadable or not supported."""
+    """The checkpoint in a GGUF file, dequantised to `dtype`; FormatError if it is unreadable or not supported.
+
+    Whatever `dtype` is, its identity is that of the bfloat16 directory which the file converts to.
+    """
     file = GGUFFile(path)
     config = file.config()
     weights = {name: values.to(dtype) for name, values in file.weights()}
-    identity = remembered_hash([path], file.content_hash)
+    identity = remembered_hash([path], lambda: weights_hash(weights, GGUF_IDENTITY))
     return Checkpoint(path.stem, str(path), config, weights, identity, file.field("tokenizer.chat_template"))
 
 

@@ -1,6 +1,5 @@
 """Reads Llama-family GGUF files: their configuration, and their weights under Hugging Face names."""
 
-import hashlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,15 +109,6 @@ class GGUFFile:
             elif self.architecture == "llama" and ".self_attn.k_proj." in name:
                 values = undo_permutation(values, kv_heads)
             yield name, values
-
-    def content_hash(self) -> str:
-        """Hexadecimal sha256 over names, types, shapes and stored bytes of all tensors, in name order."""
-        digest = hashlib.sha256()
-        for name in sorted(self._tensors):
-            entry = self._tensors[name]
-            digest.update(f"{name} {entry.type} {entry.shape}\n".encode())
-            digest.update(self._stored(entry).data)
-        return digest.hexdigest()
 
     def _stored(self, entry: TensorEntry) -> np.ndarray:
         return self._data[entry.start : entry.start + tensor_bytes(entry)]

@@ -10,12 +10,15 @@ from torch import Tensor
 
 from dspark.targets.cache_root import cache_root
 
+_SCHEME = 2
+"""Raised whenever a file's hash is computed in another way, so that older records are passed over."""
 
-def weights_hash(weights: Mapping[str, Tensor]) -> str:
-    """Hexadecimal sha256 over names, dtypes, shapes and bytes, in name order."""
+
+def weights_hash(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
+    """Hexadecimal sha256 over names, dtypes, shapes and bytes, in name order; of the weights in `dtype` if given."""
     digest = hashlib.sha256()
     for name in sorted(weights):
-        tensor = weights[name].contiguous()
+        tensor = weights[name].to(dtype or weights[name].dtype).contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -34,7 +37,7 @@ def remembered_hash(files: Sequence[Path], compute: Callable[[], str], cache_dir
 
 def _fingerprint(files: Iterable[Path]) -> str:
     facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([_SCHEME, facts]).encode()).hexdigest()[:32]
 
 
 def _remember(record: Path, files: Sequence[Path], value: str) -> None:
