@@ -29,6 +29,8 @@ def test_overrides_replace_single_values() -> None:
         ("optimiser.learning_rate=-1", "optimiser.learning_rate.*greater than 0.*-1"),
         ("optimiser.learning_rate", "has no '='"),
         ("target.name=x", "target is a value"),
+        ("loss.decay=[", "loss.decay=.*is not a YAML value"),
+        ("blocks=[{from_step: 5, size: 3}, {from_step: 2, size: 7}]", r"blocks: .*must ascend.*\[5, 2\]"),
     ],
 )
 def test_bad_keys_and_values_are_named(override: str, message: str) -> None:
@@ -60,3 +62,22 @@ def test_rate_warms_up_stays_and_cools_to_almost_zero() -> None:
 def test_block_curriculum() -> None:
     recipe = tiny_recipe()
     assert [recipe.block_size(step) for step in (0, 2, 3, 9)] == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_look_for_answers_beside_the_repository(path: Path) -> None:
+    answers = read_recipe(path).data.answers
+    assert answers.resolve() == ROOT.parent.resolve() / "shared/data/train/smollm2-135m.jsonl.gz"
+
+
+def test_paths_start_at_the_recipe_and_those_of_overrides_where_they_are_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = RECIPES[0].read_text().replace("drafter:", "drafter:\n  start_from: ../other")
+    (tmp_path / "recipe.yaml").write_text(text.replace("../../shared/data/train/", "near/"))
+    recipe = read_recipe(tmp_path / "recipe.yaml")
+    assert recipe.data.answers == tmp_path / "near/smollm2-135m.jsonl.gz"
+    assert recipe.drafter.start_from == tmp_path / "../other"
+    typed = read_recipe(tmp_path / "recipe.yaml", ("data.answers=near.jsonl", "drafter.start_from=/far"))
+    assert (typed.data.answers, typed.drafter.start_from) == (Path("near.jsonl"), Path("/far"))

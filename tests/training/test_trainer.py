@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -167,3 +170,15 @@ def test_divergence_stops_the_run_before_the_parameters_are_spoilt(tmp_path: Pat
         trainer.run()
     for name, value in parameters(trainer).items():
         torch.testing.assert_close(value, before[name], atol=0, rtol=0, equal_nan=True)
+
+
+def test_a_thread_that_gets_no_signals_can_train(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(make_trainer(tmp_path, tiny_recipe()).run).result() == 6
+
+
+def test_sigterm_ends_the_run_after_its_step_with_a_state(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, tiny_recipe())
+    trainer.watch = lambda progress: os.kill(os.getpid(), signal.SIGTERM)
+    assert trainer.run() == 1
+    assert read_state(tmp_path / "state").step == 1

@@ -1,11 +1,12 @@
 """A training recipe: everything that decides what a run computes, as YAML. Unknown keys are refused."""
 
 import difflib
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from dspark.core.losses import LossCoefficients
 from dspark.errors import ConfigError, FormatError
@@ -106,6 +107,14 @@ class Recipe(_Section):
     blocks: Annotated[tuple[BlockSection, ...], Field(max_length=8)] = ()
     seed: int = 42
 
+    @field_validator("blocks")
+    @classmethod
+    def _ascending(cls, blocks: tuple[BlockSection, ...]) -> tuple[BlockSection, ...]:
+        starts = [block.from_step for block in blocks]
+        if any(later <= earlier for earlier, later in pairwise(starts)):
+            raise ValueError(f"from_step must ascend from block to block, found {starts}")
+        return blocks
+
     def block_size(self, step: int) -> int:
         """Number of slots trained at `step`."""
         started = [block.size for block in self.blocks if block.from_step <= step]
@@ -113,7 +122,14 @@ class Recipe(_Section):
 
 
 def read_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
-    """The recipe in a YAML file, with `section.key=value` overrides applied."""
+    """The recipe in a YAML file, with `section.key=value` overrides applied.
+
+    Relative paths in the file start at the file; those in overrides start, as typed, at the current directory.
+
+    Raises:
+        FormatError: the file is missing or no YAML mapping.
+        ConfigError: a key is unknown, a value cannot be, or an override is malformed.
+    """
     if not path.is_file():
         raise FormatError(f"{path} does not exist. Expected a YAML recipe.")
     try:
@@ -122,12 +138,20 @@ def read_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
         raise FormatError(f"{path} is not YAML: {error}.") from error
     if not isinstance(tree, dict):
         raise FormatError(f"{path} holds a {type(tree).__name__}, expected a mapping of sections.")
+    _anchor_paths(tree, path.parent)
     for override in overrides:
         _apply(tree, override)
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(f"{path}: {'; '.join(_explain(item) for item in error.errors())}") from error
+
+
+def _anchor_paths(tree: dict[str, Any], directory: Path) -> None:
+    for name, key in (("data", "answers"), ("drafter", "start_from")):
+        section = tree.get(name)
+        if isinstance(section, dict) and isinstance(section.get(key), str):
+            section[key] = str(directory / section[key])
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -139,7 +163,12 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
             raise ConfigError(f"Override {override!r}: {section} is a value, not a section.")
-    tree[leaf] = yaml.safe_load(value)
+    try:
+        tree[leaf] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"Override {override!r}: {value!r} is not a YAML value. Quote it, or write another."
+        ) from error
 
 
 def _explain(item: Any) -> str:

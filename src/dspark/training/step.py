@@ -65,7 +65,7 @@ def train_step(
     if not torch.isfinite(terms.total) or not torch.isfinite(norm):
         raise DivergenceError(
             f"Loss {float(terms.total.detach())} with gradient norm {float(norm)}: "
-            "lower optimiser.learning_rate, then resume from the last saved state."
+            "lower optimiser.learning_rate and train in another output directory."
         )
     optimiser.step()
     return _result(terms, batch, float(norm))

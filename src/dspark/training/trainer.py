@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,7 +78,7 @@ class Trainer:
         self._held_out_batch: Batch | None = None
 
     def run(self) -> int:
-        """Train to the recipe's last step or until SIGINT / SIGTERM; save the state; return the step."""
+        """Train to the recipe's last step, or in the main thread until SIGINT / SIGTERM; save; return the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
         resumed = self.step = self._resume()
         saved = time.monotonic()
@@ -176,7 +177,13 @@ def _draft_index(drafter: DSpark) -> Tensor | None:
 
 @contextmanager
 def _stop_requests() -> Iterator[Callable[[], bool]]:
-    """Turn SIGINT and SIGTERM into a question that the loop asks between steps, so that no step is cut in half."""
+    """Turn SIGINT and SIGTERM into a question that the loop asks between steps, so that no step is cut in half.
+
+    Off the main thread Python delivers no signals, and the answer is always no.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
     requested = False
 
     def request(number: int, frame: FrameType | None) -> None:
