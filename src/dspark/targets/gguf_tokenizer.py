@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as RawTokenizer
 
 from dspark.errors import FormatError
 from dspark.targets.gguf_reader import GGUFFile
 from dspark.targets.tokenizer import SpecialTokens, Tokenizer
+
+_LLAMA3 = "llama-bpe"
+"""Llama 3's pre-tokenizer, whose tokenizers prefer whole tokens to merges and open raw texts with BOS."""
 
 _CONTROL, _USER_DEFINED = 3, 4
 
@@ -25,13 +28,18 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
         raise FormatError(f"{file.path}: pre-tokenizer {name!r} is not known (known: {', '.join(_PRE_TOKENIZERS)})")
     tokens = file.required("tokenizer.ggml.tokens")
     merges = [tuple(merge.split(" ")) for merge in file.required("tokenizer.ggml.merges")]
-    raw = RawTokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    vocab = {token: index for index, token in enumerate(tokens)}
+    raw = RawTokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=name == _LLAMA3))
     raw.pre_tokenizer = _PRE_TOKENIZERS[name]()
     raw.decoder = decoders.ByteLevel()
     if name == "qwen2":
         raw.normalizer = normalizers.NFC()
     _add_special(raw, tokens, file.field("tokenizer.ggml.token_type", []))
     special = SpecialTokens(*(_token(file, tokens, kind) for kind in ("bos", "eos")))
+    if special.bos and file.field("tokenizer.ggml.add_bos_token", name == _LLAMA3):
+        raw.post_processor = processors.TemplateProcessing(
+            single=[special.bos, "$A"], special_tokens=[(special.bos, vocab[special.bos])]
+        )
     return Tokenizer(raw, special, file.field("tokenizer.chat_template"))
 
 
@@ -63,6 +71,6 @@ _PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
     "default": _gpt2,
     "gpt-2": _gpt2,
     "smollm": _single_digits,
-    "llama-bpe": lambda: _words(r"\p{N}{1,3}"),
+    _LLAMA3: lambda: _words(r"\p{N}{1,3}"),
     "qwen2": lambda: _words(r"\p{N}"),
 }
