@@ -11,8 +11,3 @@ def total_variation(p: Tensor, q: Tensor) -> Tensor:
 def acceptance_rate(p_t: Tensor, p_d: Tensor) -> Tensor:
     """alpha = sum_v min(p_t, p_d) = 1 - TV: the chance that a draft from p_d survives token-wise rejection."""
     return 1.0 - total_variation(p_t, p_d)
-
-
-def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) = sum_v p_v log(p_v / q_v) in nats; infinite where q lacks mass that p has."""
-    return (p.xlogy(p) - p.xlogy(q)).sum(-1)
