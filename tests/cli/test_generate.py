@@ -86,6 +86,13 @@ def test_drafting_options_change_no_greedy_text(run, world, option):
     assert run(*arguments, *option).out == run(*arguments).out
 
 
+def test_a_target_without_a_shipped_drafter_is_remarked_on(run, world):
+    arguments = ("generate", QUESTION, "-t", world / "target", "-n", 2)
+    assert "no drafter is shipped for target" in run(*arguments).err
+    assert "no drafter" not in run(*arguments, "-d", "none").err
+    assert run(*arguments, "--json").err == ""
+
+
 def test_raw_leaves_the_template_out(run, world):
     arguments = ("generate", QUESTION, "-t", world / "target", "-n", 8, "--json")
     assert run(*arguments, "--raw").json["token_ids"] != run(*arguments).json["token_ids"]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from dspark.cli import console
 from dspark.cli.conversation import Conversation
+from dspark.cli.drafter_note import note_missing_drafter
 from dspark.cli.options import (
     DEFAULT_TARGET,
     DrafterOption,
@@ -62,9 +63,11 @@ def chat(
     conversation = Conversation(session, params, system, quiet=json)
     if sys.stdin.isatty() and not json:
         console.note(BANNER)
+        note_missing_drafter(session, drafter)
         _talk(conversation)
         return
     _listen(conversation, quiet=json)
+    note_missing_drafter(session, drafter, quiet=json)
 
 
 def _talk(conversation: Conversation) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dspark.cli import console
+from dspark.cli.drafter_note import note_missing_drafter
 from dspark.cli.options import (
     DEFAULT_TARGET,
     BlockVerificationOption,
@@ -101,6 +102,7 @@ def generate(
     session = open_session(target, drafter, dtype, options, quiet=json, measure=measure)
     codec = session.codec
     answer = session.start(codec.encode(text) if raw else codec.encode_chat(user_turn(text, system)), params)
+    note_missing_drafter(session, drafter, quiet=json)
     if json:
         console.print_json(answer_json(answer.finish()) | {"seed": params.seed})
         return
