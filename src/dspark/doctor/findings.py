@@ -37,9 +37,7 @@ def about_memory(memory: Memory, devices: Sequence[Device]) -> Iterator[Finding]
     """Main memory and accelerators."""
     if memory.available is not None and memory.available < _LOW_MEMORY:
         free = memory.available / 2**30
-        yield Finding(
-            "slow", "little memory is free", f"{free:.1f} GiB", "close other programs or use --dtype bf16"
-        )
+        yield Finding("slow", "little memory is free", f"{free:.1f} GiB", "close other programs or use --dtype bf16")
     if not devices:
         yield Finding("slow", "no accelerator", "torch sees no CUDA device; everything runs on the CPU")
 

@@ -67,7 +67,10 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     checkpoint = Checkpoint(config, extras, weights, architecture, producer, passed_over(fields))
     _account_for(checkpoint)
     if checkpoint.layout[0] is not Layout.ANCHOR_FIRST:
-        raise FormatError(f"{directory} has the layout {checkpoint.layout[0]}; only {Layout.ANCHOR_FIRST} can be run")
+        raise FormatError(
+            f"{directory} has the layout {checkpoint.layout[0]}; only {Layout.ANCHOR_FIRST} can be run, and others are "
+            "not converted yet: use an anchor-first drafter"
+        )
     return checkpoint
 
 
