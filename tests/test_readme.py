@@ -1,0 +1,60 @@
+"""The README's commands and its Python run as they are printed; long ones are only shortened."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from dspark.cli.main import app
+from dspark.cli.runner import exit_status
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    shlex.split(line, comments=True)[1:]
+    for language, block in BLOCKS
+    for line in block.splitlines()
+    if not language and line.startswith("dspark ")
+]
+SHORTENED = {
+    "generate": ["--max-tokens", "8"],
+    "eval": ["--max-tokens", "4"],
+    "train": [
+        *("--set", "optimiser.total_steps=1", "--set", "data.held_out=1"),
+        *("--set", "data.answers_per_step=1", "--set", "data.anchors_per_answer=4", "--set", "data.max_length=64"),
+    ],
+}
+
+
+def test_the_readme_opens_with_the_two_commands() -> None:
+    assert [line.split()[:2] for line in BLOCKS[0][1].splitlines()] == [["make", "demo"], ["make", "test"]]
+
+
+def test_it_shows_every_verb() -> None:
+    assert {command[0] for command in COMMANDS} == {"generate", "chat", "eval", "inspect", "doctor", "train"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(command[:2]) for command in COMMANDS])
+def test_commands_run(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_wheel: str, shared_dir: Path
+) -> None:
+    for name in ("src", "recipes"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "prompts.jsonl").write_text('{"turns": ["Say hello."]}\n')
+    if command[0] == "train":
+        answers = shared_dir / "data" / "train" / "smollm2-135m.jsonl.gz"
+        command = [*command, "--set", f"data.answers={answers}"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", (tmp_path / "prompts.jsonl").open())
+    assert exit_status(app, [*command, *SHORTENED.get(command[0], [])]) == 0
+
+
+@pytest.mark.slow
+def test_python_runs(monkeypatch: pytest.MonkeyPatch, model_wheel: str, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    (code,) = [block for language, block in BLOCKS if language == "python"]
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102
+    assert capsys.readouterr().out.startswith("(")
