@@ -87,6 +87,7 @@ class DrafterInfo:
     """What the loop must know of a drafter: gamma draft tokens a round, from features of `target_layer_ids`.
 
     `draft_token_ids` [V_draft] maps draft ids to target ids when the draft vocabulary is pruned, else None.
+    `acceptance` is the conditional acceptance by position that its training measured, empty where none is recorded.
     """
 
     name: str
@@ -94,6 +95,7 @@ class DrafterInfo:
     target_layer_ids: tuple[int, ...]
     vocab_size: int
     draft_token_ids: Tensor | None = field(default=None, compare=False)
+    acceptance: tuple[float, ...] = ()
 
 
 class DraftBlock(Protocol):

@@ -1,6 +1,7 @@
 """The limit follows measured cost: flat verification drafts all, steep verification drafts none."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,3 +59,14 @@ def test_measured_on_a_target_with_known_prices(price: list[float], limit: int) 
     target = TimedTarget(price)
     drafter = FakeDrafter(lambda prefix: torch.zeros(V), V, GAMMA)
     assert measure_draft_limit(target, drafter, [0.8], repeats=2, clock=target.clock) == limit
+
+
+def test_the_drafters_own_acceptance_decides_unless_another_is_given() -> None:
+    target = TimedTarget([1.0, 1.6, 3.0, 4.0, 5.0])
+    drafter = FakeDrafter(lambda prefix: torch.zeros(V), V, GAMMA)
+    limits = []
+    for acceptance in ((0.9, 0.1), (0.5, 0.1)):
+        drafter.info = replace(drafter.info, acceptance=acceptance)
+        limits.append(measure_draft_limit(target, drafter, repeats=2, clock=target.clock))
+    assert limits == [1, 0]
+    assert measure_draft_limit(target, drafter, [0.9, 0.1], repeats=2, clock=target.clock) == 1

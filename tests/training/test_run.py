@@ -144,3 +144,13 @@ def test_a_run_beyond_a_lowered_length_is_finished(tmp_path: Path, answers_file:
     train(recipe_for(answers_file), TinyTarget(), tmp_path / "run")
     report = train(recipe_for(answers_file, total_steps=4), TinyTarget(), tmp_path / "run")
     assert (report.step, report.finished) == (6, True)
+
+
+def test_the_measured_acceptance_travels_with_the_drafter(tmp_path: Path, answers_file: Path) -> None:
+    recipe = tiny_recipe()
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"answers": answers_file})})
+    target = TinyTarget()
+    report = train(recipe, target, tmp_path / "run")
+    assert report.held_out is not None
+    acceptance = load_drafter(report.drafter_directory, target).info.acceptance
+    assert acceptance == pytest.approx(report.held_out.acceptance.tolist(), abs=1e-4)

@@ -34,6 +34,7 @@ class DSpark(DFlash):
         head: Tensor,
         draft_token_ids: Tensor | None = None,
         name: str = "dspark",
+        acceptance: tuple[float, ...] = (),
     ) -> None:
         _check_shared(config, embedding, head, draft_token_ids)
         super().__init__(config, embedding)
@@ -42,7 +43,9 @@ class DSpark(DFlash):
         self.register_buffer("head", _draft_rows(head.detach(), draft_token_ids), persistent=False)
         self.packed_head: Linear | None = None
         self.register_buffer("draft_token_ids", draft_token_ids, persistent=False)
-        self.info = DrafterInfo(name, config.block_size, config.target_layer_ids, config.vocab_size, draft_token_ids)
+        self.info = DrafterInfo(
+            name, config.block_size, config.target_layer_ids, config.vocab_size, draft_token_ids, acceptance
+        )
 
     def initialize(self, generator: torch.Generator, std: float = 0.02) -> None:
         """Fresh weights as DeepSpec draws them: matrices from N(0, std^2), biases 0, norms 1."""

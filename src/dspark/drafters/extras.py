@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+HELD_OUT_ACCEPTANCE = "held_out_acceptance"
+"""Key of the training summary that the engine reads: how many drafts pay depends on it."""
+
 
 class Layout(StrEnum):
     """What slot k of a block [anchor at position p, masks] predicts.
@@ -31,3 +34,11 @@ class DrafterExtras:
     template_hash: str = ""
     thinking: bool | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Conditional acceptance by position on held-out answers, empty where the summary has none."""
+        rates = self.training.get(HELD_OUT_ACCEPTANCE)
+        if not isinstance(rates, list) or not all(isinstance(r, int | float) and 0 <= r <= 1 for r in rates):
+            return ()
+        return tuple(float(rate) for rate in rates)

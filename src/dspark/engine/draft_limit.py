@@ -31,10 +31,11 @@ def measure_draft_limit(
 ) -> int:
     """The number of drafts 0 ... gamma with the highest expected throughput.
 
-    `acceptance` [gamma] holds conditional acceptances by position; missing ones repeat the last.
+    Conditional acceptances by position are those given, else those that the drafter records; missing ones repeat the
+    last.
     """
     gamma = drafter.info.gamma
-    known = list(acceptance) or [DEFAULT_ACCEPTANCE]
+    known = acceptance or drafter.info.acceptance or (DEFAULT_ACCEPTANCE,)
     conditional = [known[min(k, len(known) - 1)] for k in range(gamma)]
     survival = accumulate(conditional, lambda a, c: a * c)
     return best_limit(*round_seconds(target, drafter, repeats, clock), list(survival))

@@ -86,7 +86,8 @@ def build_dspark(checkpoint: Checkpoint, embedding: Tensor, head: Tensor, dtype:
         )
     name = checkpoint.extras.name or checkpoint.weights.directory.resolve().name
     kept = draft_token_ids(checkpoint.weights, config)
-    drafter = DSpark(config, embedding.to(dtype), head.to(dtype), kept, name).to(dtype)
+    acceptance = checkpoint.extras.acceptance
+    drafter = DSpark(config, embedding.to(dtype), head.to(dtype), kept, name, acceptance).to(dtype)
     _load(drafter, checkpoint.weights)
     return drafter
 
