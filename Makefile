@@ -17,19 +17,16 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-thorough lint format clean
+.PHONY: help demo test lint format clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.ready-demo ## Decode with and without a drafter, and compare
 	@$(BIN)/python examples/demo.py
 
 test: lint ## Lint, types, import contracts and the test suite
 	@$(BIN)/python -m pytest -q -n $(JOBS) --cov --cov-fail-under=95
-
-test-thorough: $(VENV)/.ready-test ## The statistical tests with ten times the samples
-	@$(BIN)/python -m pytest -q -n $(JOBS) -m thorough
 
 lint: $(VENV)/.ready-test ## Style, types, import contracts
 	@$(BIN)/ruff check --quiet .
