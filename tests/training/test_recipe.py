@@ -67,7 +67,7 @@ def test_block_curriculum() -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_shipped_recipes_look_for_answers_beside_the_repository(path: Path) -> None:
     answers = read_recipe(path).data.answers
-    assert answers.resolve() == ROOT.parent.resolve() / "shared/data/train/smollm2-135m.jsonl.gz"
+    assert answers.resolve() == (ROOT.parent / "shared/data/train/smollm2-135m.jsonl.gz").resolve()
 
 
 def test_paths_start_at_the_recipe_and_those_of_overrides_where_they_are_typed(
