@@ -20,8 +20,8 @@ def test_the_report_knows_this_machine():
 
 def test_timing_counts_one_product_and_reads_the_passed_clock():
     (timing,) = time_kernels([PlainKernel()], [4], clock=map(float, count()).__next__, budget=0.0)
-    assert timing.seconds == 1 / 8
-    assert timing.gigaflops == 2e-9 * 4 * 576 * 1536 * 8
+    assert timing.seconds == 1
+    assert timing.gigaflops == 2e-9 * 4 * 576 * 1536
 
 
 def test_cache_sizes_are_summed_by_entry(tmp_path):
