@@ -48,8 +48,9 @@ def test_commands_run(
         answers = shared_dir / "data" / "train" / "smollm2-135m.jsonl.gz"
         command = [*command, "--set", f"data.answers={answers}"]
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.stdin", (tmp_path / "prompts.jsonl").open())
-    assert exit_status(app, [*command, *SHORTENED.get(command[0], [])]) == 0
+    with (tmp_path / "prompts.jsonl").open() as typed:
+        monkeypatch.setattr("sys.stdin", typed)
+        assert exit_status(app, [*command, *SHORTENED.get(command[0], [])]) == 0
 
 
 @pytest.mark.slow
