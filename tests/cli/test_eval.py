@@ -63,3 +63,9 @@ def test_bad_prompt_files_are_refused(run, world, tmp_path, text, words):
 def test_missing_files_and_empty_folders_are_refused(run, world, tmp_path):
     run("eval", tmp_path / "none.jsonl", "-t", world / "target").refused("none.jsonl")
     run("eval", tmp_path, "-t", world / "target").refused(str(tmp_path))
+
+
+def test_plain_figures_are_not_mistaken_for_a_drafters(run, world, prompts):
+    outcome = run("eval", prompts, "-t", world / "target", "-n", 4, "--limit", 1)
+    assert outcome.status == 0
+    assert "no drafter" in outcome.err.lower()

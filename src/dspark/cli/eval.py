@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dspark.cli import console
+from dspark.cli.drafter_note import note_missing_drafter
 from dspark.cli.options import (
     DEFAULT_TARGET,
     BlockVerificationOption,
@@ -75,6 +76,7 @@ def evaluate(
     sets = read_prompt_sets(prompts, limit)
     options = decode_options(max_draft_tokens, block_verification)
     session = open_session(target, drafter, dtype, options, quiet=json)
+    note_missing_drafter(session, drafter, quiet=json)
     decoder = PromptDecoder(session.loop, session.codec, params)
     record = Journal(
         journal, decoder.settings() | {"drafter_hash": session.drafter_hash(), "dtype": dtype, "seed": seed}
