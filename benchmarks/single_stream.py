@@ -15,20 +15,15 @@ from pathlib import Path
 import torch
 
 from dspark.data.chat import user_turn
-from dspark.data.text import TextCodec
 from dspark.doctor.machine import processor
-from dspark.drafters.registry import load_drafter
-from dspark.drafters.shipped import shipped_drafter
 from dspark.engine.draft_limit import measure_draft_limit
+from dspark.engine.models import open_models
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
-from dspark.errors import FormatError
 from dspark.evaluation.agreement import first_divergence
 from dspark.evaluation.compare import Decode, Decoded, Timed, loop_decoder, run_arms, speed, tally
 from dspark.evaluation.prompts import read_prompt_set
-from dspark.nn.kernel_choice import choose_kernel
 from dspark.targets.embedded import converted_directory
-from dspark.targets.registry import load_target, load_tokenizer
 from dspark.types import SamplingParams
 
 TARGET = "smollm2-135m"
@@ -53,11 +48,9 @@ def main() -> None:
     """Run the arms and print a table and, with --json, every figure."""
     args = arguments()
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0)
-    target, codec = load_target(TARGET, "bf16"), TextCodec(load_tokenizer(TARGET))
-    directory = args.drafter or shipped_drafter(TARGET)
-    if directory is None:
-        raise FormatError(f"no drafter is shipped for {TARGET}; name one with --drafter")
-    drafter = load_drafter(directory, target, kernel=choose_kernel("auto", torch.bfloat16).kernel)
+    models = open_models(TARGET, args.drafter)
+    target, codec = models.target, models.codec
+    drafter, _ = models.speculative()
     limit = args.max_draft_tokens or measure_draft_limit(target, drafter)
     options = DecodeOptions(max_draft_tokens=limit)
     arms: dict[str, Decode] = {

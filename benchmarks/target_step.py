@@ -16,9 +16,10 @@ from collections.abc import Callable
 import torch
 
 from dspark.errors import ConfigError
-from dspark.targets.embedded import load_smollm2
-from dspark.targets.native import NativeTarget
+from dspark.targets.registry import load_target
+from dspark.types import Target
 
+TARGET = "smollm2-135m"
 CONTEXT = 256
 ROWS = (1, 4, 8, 16, 64)
 DTYPES = {"fp16": torch.bfloat16, "onednn-bf16": torch.bfloat16}
@@ -26,7 +27,7 @@ TAPS = (1, 8, 15, 22, 28)
 BUDGET_SECONDS = 3.0
 
 
-def step_milliseconds(target: NativeTarget, rows: int, clock: Callable[[], float]) -> float:
+def step_milliseconds(target: Target, rows: int, clock: Callable[[], float]) -> float:
     """Median time of appending `rows` tokens to a context of `CONTEXT`, logits and taps included."""
     cache = target.new_cache(CONTEXT + rows)
     target.forward(torch.arange(1000, 1000 + CONTEXT), cache)
@@ -53,7 +54,7 @@ def main() -> None:
     table: dict[str, dict[int, float]] = {}
     for name in options.kernels.split(","):
         try:
-            target = load_smollm2(DTYPES.get(name, torch.float32), kernel=name)
+            target = load_target(TARGET, DTYPES.get(name, torch.float32), kernel=name)
         except ConfigError as error:
             print(error, file=sys.stderr)
             continue

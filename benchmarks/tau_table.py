@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 
-from dspark.data.text import TextCodec
 from dspark.drafters.registry import load_drafter
+from dspark.drafters.shipped import NO_DRAFTER
+from dspark.engine.models import open_models
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
 from dspark.evaluation.decode import PromptDecoder
 from dspark.evaluation.evaluate import Journal, evaluate
 from dspark.evaluation.prompts import read_prompt_sets
-from dspark.nn.kernel_choice import choose_kernel
-from dspark.targets.registry import load_target, load_tokenizer
 from dspark.types import SamplingParams
 
 TARGET = "smollm2-135m"
@@ -33,15 +32,14 @@ def main() -> None:
     """Evaluate, write the JSON report, and put the table where the README keeps it."""
     args = arguments()
     sets = read_prompt_sets(args.sets, args.prompts)
-    target, codec = load_target(TARGET, "bf16"), TextCodec(load_tokenizer(TARGET))
-    kernel = choose_kernel("auto", torch.bfloat16).kernel
+    models = open_models(TARGET, NO_DRAFTER)
     rows: list[dict[str, Any]] = []
     for name, directory in args.drafter:
-        drafter = load_drafter(directory, target, kernel=kernel)
+        drafter = load_drafter(directory, models.target)
         for temperature in args.temperature:
             params = SamplingParams(temperature=temperature, max_tokens=args.max_tokens)
             options = DecodeOptions(max_draft_tokens=args.max_draft_tokens)
-            decode = PromptDecoder(ReferenceLoop(target, drafter, options), codec, params)
+            decode = PromptDecoder(ReferenceLoop(models.target, drafter, options), models.codec, params)
             settings = decode.settings() | {
                 "drafter_hash": sha256((directory / "model.safetensors").read_bytes()).hexdigest()
             }

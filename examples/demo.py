@@ -7,22 +7,17 @@ import argparse
 import sys
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from dspark.data.chat import user_turn
-from dspark.data.text import TextCodec
-from dspark.drafters.registry import load_drafter
-from dspark.drafters.shipped import shipped_drafter
 from dspark.engine.draft_limit import measure_draft_limit
+from dspark.engine.models import open_models
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
-from dspark.errors import DsparkError, FormatError
+from dspark.errors import DsparkError
 from dspark.evaluation.agreement import first_divergence
 from dspark.evaluation.compare import loop_decoder, run_arms, speed, tally
-from dspark.nn.kernel_choice import choose_kernel
-from dspark.targets.registry import load_target, load_tokenizer
 from dspark.types import SamplingParams
 
 TARGET = "smollm2-135m"
@@ -38,13 +33,9 @@ def main() -> None:
     """Stream one answer, then time both arms on all prompts and check that their outputs agree."""
     args = arguments()
     console = Console(highlight=False)
-    target, codec = load_target(TARGET, "bf16"), TextCodec(load_tokenizer(TARGET))
-    directory = args.drafter or shipped_drafter(TARGET)
-    if directory is None:
-        raise FormatError(
-            f"No drafter is shipped for {TARGET}. Train one with `dspark train`, or name one (--drafter)."
-        )
-    drafter = load_drafter(directory, target, kernel=choose_kernel("auto", torch.bfloat16).kernel)
+    models = open_models(TARGET, args.drafter)
+    target, codec = models.target, models.codec
+    drafter, directory = models.speculative()
     limit = measure_draft_limit(target, drafter)
     console.print(
         f"[bold]{TARGET}[/bold] with {directory.name}: {limit} of {drafter.info.gamma} drafts a round pay here\n"

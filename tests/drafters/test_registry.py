@@ -8,6 +8,7 @@ import torch
 from dspark.drafters.extras import DrafterExtras
 from dspark.drafters.registry import extras_for, load_drafter, save_drafter
 from dspark.errors import CompatibilityError
+from dspark.nn.kernel_choice import choose_kernel
 from tests.drafters.tiny import CONFIG, INFO, TinyTarget, drafter, shared, target, tensors
 
 UNBOUND = DrafterExtras()
@@ -21,7 +22,7 @@ def saved(directory, extras=UNBOUND, **options):
 
 def test_a_loaded_drafter_drafts_like_the_saved_one_and_shares_the_target(tmp_path):
     module, owner = saved(tmp_path, extras_for(INFO, "tiny-dspark")), target()
-    loaded = load_drafter(tmp_path, owner)
+    loaded = load_drafter(tmp_path, owner, kernel=None)
     features = tensors(5, CONFIG.features_width)
     caches = [m.new_cache(8) for m in (module, loaded)]
     for m, cache in zip((module, loaded), caches, strict=True):
@@ -32,10 +33,27 @@ def test_a_loaded_drafter_drafts_like_the_saved_one_and_shares_the_target(tmp_pa
     assert not any(p.requires_grad for p in loaded.parameters())
 
 
-def test_a_dtype_is_honoured(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_drafter_is_packed_by_default_as_suits_the_targets_weights(tmp_path, dtype):
     saved(tmp_path)
-    loaded = load_drafter(tmp_path, target(), torch.bfloat16)
-    assert {loaded.fc.weight.dtype, loaded.embedding.dtype, loaded.head.dtype} == {torch.bfloat16}
+    loaded = load_drafter(tmp_path, TinyTarget(*(tensor.to(dtype) for tensor in shared()), INFO))
+    expected = type(choose_kernel("auto", dtype).kernel.pack(torch.ones(2, 2)))
+    assert type(loaded.packed_head) is expected
+    assert not any(p.requires_grad for p in loaded.parameters())
+
+
+def test_an_unpacked_drafter_can_be_trained_whatever_the_targets_dtype(tmp_path):
+    saved(tmp_path)
+    loaded = load_drafter(tmp_path, TinyTarget(*(tensor.bfloat16() for tensor in shared()), INFO), kernel=None)
+    assert {p.dtype for p in loaded.requires_grad_(True).parameters()} == {torch.float32}
+    loaded.base_logits(loaded.fc(tensors(3, CONFIG.features_width))).sum().backward()
+    assert loaded.fc.weight.grad.abs().sum() > 0
+
+
+def test_the_activations_of_a_kernel_are_honoured(tmp_path):
+    saved(tmp_path)
+    loaded = load_drafter(tmp_path, TinyTarget(*(tensor.bfloat16() for tensor in shared()), INFO), kernel="plain")
+    assert {loaded.embedding.dtype, loaded.head.dtype} == {torch.bfloat16}
     cache = loaded.new_cache(8)
     loaded.extend(tensors(5, CONFIG.features_width), cache)
     assert loaded.begin(3, cache).step(3)[0].dtype == torch.float32

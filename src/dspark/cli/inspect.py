@@ -58,7 +58,7 @@ def inspect(
     from dspark.drafters.parity import parity
 
     with console.status("Recomputing ...", quiet=json):
-        report = parity(directory, parity_file, None if target is None else open_native_target(target, "fp32"))
+        report = parity(directory, parity_file, None if target is None else open_native_target(target))
     if json:
         console.print_json({"max_abs_error": report.max_abs_error, "tensors": report.tensors})
     else:

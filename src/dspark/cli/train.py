@@ -51,7 +51,7 @@ def train(
 
     plan = read_recipe(recipe, tuple(overrides or ()))
     with console.status(f"Loading {plan.target} ...", quiet=json):
-        model = open_native_target(target or plan.target, "fp32")
+        model = open_native_target(target or plan.target)
     with console.progress("Training", plan.optimiser.total_steps, quiet=json) as bar:
 
         def watch(progress: "Progress") -> None:

@@ -15,7 +15,7 @@ from dspark.drafters.formats.deepspec_tensors import EMBEDDING, HEAD
 from dspark.drafters.formats.weight_files import WeightFiles
 from dspark.drafters.packing import pack_drafter
 from dspark.errors import CompatibilityError, ConfigError
-from dspark.nn.linear import LinearKernel
+from dspark.nn.kernel_choice import KernelName, choose_kernel
 from dspark.types import TargetInfo
 
 SAMPLED_ROWS = 256
@@ -34,18 +34,16 @@ class SharingTarget(Protocol):
     def lm_head_weight(self) -> Tensor: ...
 
 
-def load_drafter(
-    path: Path | str,
-    target: SharingTarget,
-    dtype: torch.dtype = torch.float32,
-    kernel: LinearKernel | None = None,
-) -> DSpark:
+def load_drafter(path: Path | str, target: SharingTarget, kernel: KernelName | None = "auto") -> DSpark:
     """The DSpark or DFlash drafter in directory `path`, sharing `target`'s embedding and head.
 
-    With a `kernel` its matrices are packed for speed, activations have the kernel's dtype instead of `dtype`, and it
-    can no longer be trained or saved.
+    Its matrices are packed for decoding with `kernel`, by default the one that suits weights of the target's dtype on
+    this processor. With None they stay plain float32 parameters: slow, but they can be trained and saved.
 
-    Raises FormatError for what cannot be read, and CompatibilityError when the drafter belongs to another target.
+    Raises:
+        FormatError: nothing is there, or it cannot be read.
+        CompatibilityError: the drafter belongs to another target.
+        ConfigError: a kernel that cannot run here.
     """
     checkpoint = open_checkpoint(Path(path))
     if isinstance(checkpoint.config, Eagle3Config):
@@ -53,10 +51,11 @@ def load_drafter(
             f"{path} is an Eagle3 drafter, which can be inspected but not decoded with; use a DSpark"
         )
     check_target(checkpoint, target)
-    dtype = dtype if kernel is None else kernel.activation_dtype
-    drafter = build_dspark(checkpoint, target.embedding_weight, target.lm_head_weight, dtype)
-    drafter = drafter.eval().requires_grad_(False)
-    return drafter if kernel is None else pack_drafter(drafter, kernel)
+    embedding, head = target.embedding_weight, target.lm_head_weight
+    chosen = None if kernel is None else choose_kernel(kernel, embedding.dtype).kernel
+    dtype = torch.float32 if chosen is None else chosen.activation_dtype
+    drafter = build_dspark(checkpoint, embedding, head, dtype).eval().requires_grad_(False)
+    return drafter if chosen is None else pack_drafter(drafter, chosen)
 
 
 def save_drafter(
@@ -73,7 +72,7 @@ def save_drafter(
     """
     if drafter.packed_head is not None:
         raise ConfigError(
-            "a packed drafter has no weights left to save; load it without a kernel, or save it before packing"
+            "a packed drafter has no weights left to save; load it with kernel=None, or save it before packing"
         )
     write_dspark(drafter, Path(directory), extras, dtype, include_shared)
 

@@ -3,9 +3,10 @@
 import importlib.util
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from dspark.errors import ConfigError, DependencyError, FormatError
 from dspark.nn.kernel_choice import KernelName
@@ -24,9 +25,18 @@ DtypeName = Literal["bf16", "fp32"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
+class LoadedTarget(Target, Protocol):
+    """A target out of files: it lends a drafter its embedding and LM head, each [V, d]."""
+
+    @property
+    def embedding_weight(self) -> Tensor: ...
+    @property
+    def lm_head_weight(self) -> Tensor: ...
+
+
 def load_target(
     name_or_path: str | Path, dtype: torch.dtype | DtypeName = "bf16", kernel: KernelName = "auto"
-) -> Target:
+) -> LoadedTarget:
     """The target called `name_or_path`, its weights rounded to `dtype`; a kernel may compute wider.
 
     A model that the native decoder does not run goes through transformers, if that is installed.
@@ -90,7 +100,7 @@ def _name(name_or_path: str | Path) -> str:
     return path.resolve().name if path.exists() else str(name_or_path)
 
 
-def _load_adapted(path: Path, name: str, dtype: torch.dtype, reason: str) -> Target:
+def _load_adapted(path: Path, name: str, dtype: torch.dtype, reason: str) -> LoadedTarget:
     if importlib.util.find_spec("transformers") is None:
         raise DependencyError(f"{name}: {reason}; transformers may run it: pip install 'dspark[hf]'")
     return load_transformers(path, name, dtype)

@@ -122,7 +122,7 @@ def continued_drafter(directory: Path, config: DrafterConfig, target: TrainableT
     Raises:
         CompatibilityError: its shape is not the recipe's `config`.
     """
-    drafter = load_drafter(directory, target)
+    drafter = load_drafter(directory, target, kernel=None)
     different = [f.name for f in fields(config) if getattr(config, f.name) != getattr(drafter.config, f.name)]
     if different:
         raise CompatibilityError(f"{directory} differs from the recipe in {', '.join(different)}; adapt the recipe.")

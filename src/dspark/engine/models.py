@@ -1,0 +1,41 @@
+"""What decoding needs, opened by name: a target, its text codec, and a drafter packed for speed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspark.data.text import TextCodec
+from dspark.drafters.dspark import DSpark
+from dspark.drafters.registry import load_drafter
+from dspark.drafters.shipped import drafter_directory
+from dspark.errors import FormatError
+from dspark.targets.registry import DtypeName, LoadedTarget, load_target, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """A target, its codec, and its drafter with the directory it came from; both None to decode plainly."""
+
+    target: LoadedTarget
+    codec: TextCodec
+    drafter: DSpark | None
+    drafter_directory: Path | None
+
+    def speculative(self) -> tuple[DSpark, Path]:
+        """The drafter and its directory. Raises FormatError if there is none."""
+        if self.drafter is None or self.drafter_directory is None:
+            name = self.target.info.name
+            raise FormatError(
+                f"there is no drafter for {name}; train one with `dspark train`, or name one (--drafter)"
+            )
+        return self.drafter, self.drafter_directory
+
+
+def open_models(target: str | Path, drafter: str | Path | None = None, dtype: DtypeName = "bf16") -> Models:
+    """The target called `target` with the drafter in directory `drafter`: the shipped one for None, `none` for none.
+
+    Raises as `load_target` and `load_drafter` do.
+    """
+    loaded = load_target(target, dtype)
+    codec = TextCodec(load_tokenizer(target))
+    directory = drafter_directory(drafter, loaded.info.name)
+    return Models(loaded, codec, None if directory is None else load_drafter(directory, loaded), directory)
