@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dspark.core.admission import DraftPrefix
+from dspark.engine.observer import RoundObserver
 from dspark.engine.options import DecodeOptions
 from dspark.engine.request import Request
 from dspark.engine.result import Commit, GenerationResult, Times
@@ -43,21 +44,30 @@ class ReferenceLoop:
         self.clock = clock
 
     def start(
-        self, prompt_ids: Sequence[int], params: SamplingParams, detokeniser: Detokeniser | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        detokeniser: Detokeniser | None = None,
+        observer: RoundObserver | None = None,
     ) -> "Generation":
-        """Begin a request; nothing runs before its commits are asked for.
+        """Begin a request, its rounds watched by `observer`; nothing runs before its commits are asked for.
 
         Raises:
             ConfigError: parameters or prompt cannot be used.
             CapacityError: the prompt leaves no room for an answer.
         """
-        return Generation(self, Request(self.target, self.drafter, self.options, prompt_ids, params, detokeniser))
+        request = Request(self.target, self.drafter, self.options, prompt_ids, params, detokeniser, observer)
+        return Generation(self, request)
 
     def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, detokeniser: Detokeniser | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        detokeniser: Detokeniser | None = None,
+        observer: RoundObserver | None = None,
     ) -> GenerationResult:
-        """Decode a request to its end; errors as in `start`."""
-        return self.start(prompt_ids, params, detokeniser).finish()
+        """Decode a request to its end; arguments and errors as in `start`."""
+        return self.start(prompt_ids, params, detokeniser, observer).finish()
 
 
 class Generation:
@@ -139,6 +149,7 @@ class Generation:
         confidences: tuple[float | None, ...] = ()
         while previous is not None and len(sampler.drafts) < request.room:
             logits, confidence = block.step(previous)
+            request.observer.slot(logits, confidence)
             confidences = (*confidences, confidence)
             admitted = self._admits(DraftPrefix(request.anchor, tuple(sampler.drafts), confidences))
             previous = sampler.draft(logits) if admitted else None

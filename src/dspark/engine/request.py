@@ -6,6 +6,7 @@ from dspark.core.draft_vocabulary import DraftVocabulary
 from dspark.core.params import check_sampling
 from dspark.core.penalties import TokenHistory
 from dspark.core.tau import Round, RoundTally
+from dspark.engine.observer import RoundObserver, Unobserved
 from dspark.engine.options import DecodeOptions
 from dspark.engine.result import Commit
 from dspark.engine.sampler import RequestSampler
@@ -15,7 +16,7 @@ from dspark.types import Cache, Drafter, SamplingParams, Target, TargetInfo, Ver
 
 
 class Request:
-    """Committed tokens, both caches, the sampler and the counts of one request.
+    """Committed tokens, both caches, the sampler, the counts and the observer of one request.
 
     Between rounds the caches hold every committed token but the last, the anchor of the next round.
     """
@@ -28,6 +29,7 @@ class Request:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         detokeniser: Detokeniser | None = None,
+        observer: RoundObserver | None = None,
     ) -> None:
         check_sampling(params, target.info.vocab_size)
         check_prompt(prompt_ids, target.info)
@@ -44,6 +46,7 @@ class Request:
         history = TokenHistory(prompt_ids)
         self.sampler = RequestSampler(params, vocabulary, history, options.rule, options.greedy_drafts)
         self.tally = RoundTally()
+        self.observer: RoundObserver = observer or Unobserved()
 
     @property
     def length(self) -> int:
@@ -71,7 +74,9 @@ class Request:
         emitted = len(commit.token_ids)
         ended = self.output.ended_by_token and emitted <= verdict.accepted
         accepted = emitted if ended else verdict.accepted
-        self.tally.add(Round(len(drafts), len(drafts), accepted, emitted, ended))
+        entry = Round(len(drafts), len(drafts), accepted, emitted, ended)
+        self.tally.add(entry)
+        self.observer.judged(entry)
         return commit
 
     def _take(self, tokens: Sequence[int]) -> Commit:

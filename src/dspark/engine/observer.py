@@ -1,0 +1,29 @@
+"""What a caller may watch of a request's rounds: never a say in them, so the law of the text is untouched."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from dspark.core.tau import Round
+
+
+class RoundObserver(Protocol):
+    """Told of one request's slots as they are proposed and of its rounds as they are judged, in that order."""
+
+    def slot(self, logits: Tensor, confidence: float | None) -> None:
+        """The next slot of the round: raw draft logits [V_draft] and confidence logit, before its token is drawn."""
+        ...
+
+    def judged(self, entry: Round) -> None:
+        """The round is over. When the policy refused its last slot, there is one slot more than drafts."""
+        ...
+
+
+class Unobserved:
+    """Watches nothing."""
+
+    def slot(self, logits: Tensor, confidence: float | None) -> None:
+        """Pass over the slot."""
+
+    def judged(self, entry: Round) -> None:
+        """Pass over the round."""
