@@ -8,6 +8,7 @@ import typer
 from dspark.cli import console
 from dspark.cli.options import JsonOption, examples
 from dspark.cli.session import open_native_target
+from dspark.cli.tree_rows import tree_rows
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,8 +77,9 @@ def _describe_table(directory: Path, description: "DrafterDescription") -> "Tabl
     table.add_row("file", console.size(description.file_bytes))
     table.add_row("target", f"{description.target['name'] or 'not recorded'} {description.target['weights_hash'][:12]}")
     table.add_row("template", description.template_hash[:16] or "not recorded")
-    for key, value in (*description.sizes.items(), *description.training.items()):
-        table.add_row(key, str(value))
+    sections = {"sizes": description.sizes, "training": description.training}
+    for name, value in tree_rows({section: entries for section, entries in sections.items() if entries}):
+        table.add_row(name, value)
     for note in description.notes:
         table.add_row("note", note)
     return table
