@@ -1,9 +1,15 @@
 """`dspark train` on a small target: a few steps, a drafter that loads, refusals."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import yaml
+
+from dspark.training.state import read_state
 
 RECIPE = {
     "target": "target",
@@ -72,3 +78,36 @@ def test_bad_recipes_are_refused(run, world, recipe, tmp_path, override, words):
 
 def test_a_missing_recipe_is_refused(run, tmp_path):
     run("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run").refused("recipe.yaml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_saved_exported_and_continued(run, world, recipe, tmp_path, number):
+    """Interrupted as from a shell, in a process of its own; the resumed run neither repeats nor skips a step."""
+    directory, log = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+    arguments = ["train", str(recipe), "-o", str(directory), "-t", str(world / "target")]
+    endless = [sys.executable, "-m", "dspark", *arguments, "--set", "optimiser.total_steps=1000000"]
+    with subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 240
+            while steps_in(log) < 3 and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    stopped = steps_in(log)
+    assert f"step {stopped} (stopped; the same command goes on from here)" in out
+    assert read_state(directory / "state").step == stopped >= 3
+    assert run("inspect", directory / "drafter", "--json").json["training"]["steps"] == stopped
+
+    outcome = run(*arguments, "--set", f"optimiser.total_steps={stopped + 2}")
+    assert outcome.status == 0, outcome.err
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert steps == list(range(1, stopped + 3))
+
+
+def steps_in(log):
+    return log.read_text().count("\n") if log.exists() else 0
