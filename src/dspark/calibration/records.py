@@ -1,0 +1,143 @@
+"""Full-width rounds and what became of them. Shapes: N rounds, G slots of a block (gamma)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.calibration.signals import Floats, Signals
+from dspark.errors import FormatError
+
+Array = npt.NDArray[Any]
+
+
+class DraftMode(IntEnum):
+    """How drafts are chosen: acceptance follows another law for each. Stored by value, so values never change."""
+
+    SAMPLED = 0
+    """Drawn from q at the request's temperature."""
+    GREEDY = 1
+    """The drafter's most likely token; always so at temperature 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecords:
+    """N rounds in which all gamma drafts were verified, so that no outcome is censored by a schedule.
+
+    `confidence` [N, G] are the head's logits and `peak` [N, G] the log-odds of the largest draft probability, each
+    NaN throughout where there was none. `history` [N] is the `RoundHistory` before the round. Of the first `judged`
+    [N] drafts, those before and including an accepted end token, `accepted` [N] survived. `survival` [N, G], if
+    given, holds the exact chances of the prefixes instead of the one coin that fell. `position` [N] is the output
+    position of the round's first token, `request` [N] a number that tells prompts apart, `domain` [N] a name;
+    `draft_mode` [N] and `temperature` [N] say how drafts were drawn.
+
+    Raises:
+        FormatError: fields disagree in length, a count is outside the block, a logit is NaN in part.
+    """
+
+    confidence: Floats
+    peak: Floats
+    history: Floats
+    accepted: Array
+    judged: Array
+    position: Array
+    request: Array
+    domain: Array
+    draft_mode: Array
+    temperature: Floats
+    survival: Floats | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.confidence.shape
+        if len(shape) != 2:
+            raise FormatError(f"confidence has shape {list(shape)}, expected [rounds, gamma]")
+        for name, value in self.arrays().items():
+            expected = shape if name in ("confidence", "peak", "survival") else shape[:1]
+            if value.shape != expected:
+                raise FormatError(f"{name} has shape {list(value.shape)}, expected {list(expected)} as confidence says")
+        if (self.accepted < 0).any() or (self.accepted > self.judged).any() or (self.judged > shape[1]).any():
+            raise FormatError(f"accepted and judged drafts must satisfy 0 <= accepted <= judged <= {shape[1]}")
+        for name in ("confidence", "peak"):
+            self._check_logits(name)
+        if self.survival is not None and not ((self.survival >= 0) & (self.survival <= 1)).all():
+            raise FormatError("survival holds values outside [0, 1], or NaN")
+
+    def __len__(self) -> int:
+        return len(self.accepted)
+
+    @property
+    def gamma(self) -> int:
+        """Drafts of a round."""
+        return int(self.confidence.shape[1])
+
+    @property
+    def signals(self) -> Signals:
+        """What was known before the tokens were drawn."""
+        confidence, peak = (None if np.isnan(one).all() else one for one in (self.confidence, self.peak))
+        return Signals(confidence, peak, self.history)
+
+    @property
+    def labels(self) -> Floats:
+        """[N, G] whether drafts 1 ... k all survived: 0 or 1, or the exact chance where it is known."""
+        if self.survival is not None:
+            return self.survival
+        return (np.arange(self.gamma) < self.accepted[:, None]).astype(np.float64)
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """[N, G] which labels count: slots after an accepted end token were never judged."""
+        valid: npt.NDArray[np.bool_] = np.arange(self.gamma) < self.judged[:, None]
+        return valid
+
+    def arrays(self) -> dict[str, Array]:
+        """Every field that is there, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def take(self, rows: Array) -> "RoundRecords":
+        """The records at `rows`: indices or a mask [N]."""
+        return RoundRecords(**{name: value[rows] for name, value in self.arrays().items()})
+
+    def _check_logits(self, name: str) -> None:
+        values = getattr(self, name)
+        if np.isinf(values).any() or (np.isnan(values).any() and not np.isnan(values).all()):
+            raise FormatError(f"{name} holds NaN or infinite logits beside others; check the drafter that made them")
+
+
+def concatenate(parts: Sequence[RoundRecords]) -> RoundRecords:
+    """All records of `parts`, in order; chances where any part has them, coins counting as 0 and 1.
+
+    Raises FormatError when there are none, or when gammas differ.
+    """
+    if not parts:
+        raise FormatError("no records; expected rounds of at least one request")
+    widths = sorted({part.gamma for part in parts})
+    if len(widths) > 1:
+        raise FormatError(f"records of gamma {widths[0]} and {widths[-1]} do not mix; calibrate each on its own")
+    names = [field.name for field in fields(RoundRecords) if field.name != "survival"]
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    soft = any(part.survival is not None for part in parts)
+    return RoundRecords(**joined, survival=np.concatenate([part.labels for part in parts]) if soft else None)
+
+
+def split_by_request(records: RoundRecords, report_share: float = 0.5) -> tuple[RoundRecords, RoundRecords]:
+    """(records to fit on, records to report on): no prompt is on both sides, every domain is on both.
+
+    The requests of a domain are ranked by their number, which is a digest, and dealt out evenly. Raises FormatError
+    when a side stays empty.
+    """
+    reported = np.zeros(len(records), dtype=bool)
+    for domain in np.unique(records.domain):
+        mine = records.domain == domain
+        requests, rank = np.unique(records.request[mine], return_inverse=True)
+        steps = np.floor((np.arange(len(requests)) + 1) * report_share)
+        reported[mine] = np.diff(steps, prepend=0).astype(bool)[rank]
+    if reported.all() or not reported.any():
+        raise FormatError(
+            f"{len(np.unique(records.request))} prompts cannot be split with report share {report_share}; "
+            "record at least two prompts of a domain"
+        )
+    return records.take(~reported), records.take(reported)

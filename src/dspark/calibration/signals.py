@@ -1,0 +1,117 @@
+"""What may be known of a round's slots before their tokens are drawn, and what a survival model makes of it.
+
+Shapes: B rounds, G leading slots of the block, at most gamma. Nothing here depends on the token of the slot itself,
+so that a schedule built on it does not anticipate (contract 2).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dspark.errors import ConfigError
+
+Floats = npt.NDArray[np.floating]
+
+LOGIT_LIMIT = 16.0
+"""Log-odds beyond it are cut: sigmoid(16) is 1 - 1e-7."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Evidence about B rounds; None where it was not collected.
+
+    `confidence` [B, G] are logits of the confidence head, `peak` [B, G] log-odds of the largest draft probability of
+    each slot, `history` [B] the mean accepted length of the request's earlier rounds, recent ones counting more.
+    """
+
+    confidence: Floats | None = None
+    peak: Floats | None = None
+    history: Floats | None = None
+
+    @property
+    def logits(self) -> Floats:
+        """The head's confidence logits [B, G], or without a head the peaks: the largest draft probability.
+
+        Raises ConfigError where neither was collected, and for NaN.
+        """
+        if self.confidence is not None:
+            return finite(self.confidence, "confidence")
+        return self.peaks
+
+    @property
+    def peaks(self) -> Floats:
+        """The peaks [B, G]; ConfigError where they were not collected, and for NaN."""
+        if self.peak is None:
+            raise ConfigError("signals hold neither what this survival model needs nor `peak`; collect the peaks")
+        return finite(self.peak, "peak")
+
+    @property
+    def histories(self) -> Floats:
+        """The histories [B]; ConfigError where they were not collected, and for NaN."""
+        if self.history is None:
+            raise ConfigError("signals hold no `history`; collect it with RoundHistory")
+        return finite(self.history, "history")
+
+
+class SurvivalModel(Protocol):
+    """Turns signals into a_k, the chance that drafts 1 ... k all survive (paper section 3.2.1)."""
+
+    def survival(self, signals: Signals) -> Floats:
+        """a [B, G], non-increasing along G; column k reads slots up to k only."""
+        ...
+
+
+class RoundHistory:
+    """How many drafts a request's rounds kept so far: a mean that forgets, starting from one round that kept one."""
+
+    def __init__(self, decay: float = 0.9) -> None:
+        self._decay = decay
+        self._accepted, self._rounds = 1.0, 1.0
+
+    @property
+    def value(self) -> float:
+        """Mean accepted drafts of the rounds before this one."""
+        return self._accepted / self._rounds
+
+    def update(self, accepted: int) -> None:
+        """Take in a finished round."""
+        self._accepted = self._decay * self._accepted + accepted
+        self._rounds = self._decay * self._rounds + 1
+
+
+def sigmoid(z: Floats) -> Floats:
+    """1 / (1 + exp(-z)) without overflow."""
+    odds = np.exp(-np.abs(z))
+    probability: Floats = np.where(z >= 0, 1, odds) / (1 + odds)
+    return probability
+
+
+def cumulative(c: Floats) -> Floats:
+    """Survivals [B, G] of conditional acceptances c [B, G]: the running product, clamped non-increasing."""
+    return non_increasing(np.cumprod(c, axis=-1))
+
+
+def non_increasing(a: Floats) -> Floats:
+    """`a` [B, G] cut so that no survival exceeds the one before it: rounding and fitted maps may break the order."""
+    clamped: Floats = np.minimum.accumulate(a, axis=-1)
+    return clamped
+
+
+def peak_log_odds(logits: Floats) -> Floats:
+    """Log-odds [...] of the largest probability of each row of logits [..., V], cut at +-16.
+
+    A feature of the whole distribution: it is known before a token is drawn from it.
+    """
+    best = logits.max(axis=-1, keepdims=True)
+    others = np.exp((logits - best).astype(np.float64)).sum(axis=-1) - 1
+    log_odds: Floats = np.clip(-np.log(np.maximum(others, np.exp(-LOGIT_LIMIT))), -LOGIT_LIMIT, LOGIT_LIMIT)
+    return log_odds
+
+
+def finite(values: Floats, name: str) -> Floats:
+    """`values`, or a ConfigError that names the field if it holds NaN or infinities."""
+    if not np.isfinite(values).all():
+        raise ConfigError(f"{name} holds NaN or infinite values; check the drafter's weights and precision")
+    return values

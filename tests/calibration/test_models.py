@@ -1,0 +1,182 @@
+"""Survival models: what they recover, what they never break, and how far they are from knowing the chances."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from dspark.calibration.isotonic import fit_isotonic, isotonic_map, pool_violators
+from dspark.calibration.logistic import ALL_FEATURES, HEADLESS, Feature, LogisticSurvival, fit_logistic, newton_fit
+from dspark.calibration.metrics import auroc, brier, expected_calibration_error
+from dspark.calibration.online import OnlineLogistic
+from dspark.calibration.records import split_by_request
+from dspark.calibration.signals import RoundHistory, Signals, peak_log_odds, sigmoid
+from dspark.calibration.simulator import Oracle, SimulatedDrafter
+from dspark.calibration.temperature import SequentialTemperature, fit_temperatures, uncalibrated
+from dspark.errors import ConfigError
+from tests.calibration.rounds import records
+
+SIMULATION = SimulatedDrafter().run(requests=120, rounds=60, rng=np.random.default_rng(0))
+FIT, REPORT = split_by_request(SIMULATION.records)
+ORACLE = Oracle(SIMULATION.true_survival[np.isin(SIMULATION.records.request, REPORT.request)])
+FITTED = {
+    "sts": fit_temperatures(FIT),
+    "isotonic": fit_isotonic(FIT),
+    "logistic": fit_logistic(FIT),
+    "headless": fit_logistic(FIT, HEADLESS),
+}
+
+
+def mean_over_positions(metric, model) -> float:
+    survival = model.survival(REPORT.signals)
+    return float(np.mean([metric(survival[:, k], REPORT.labels[:, k]) for k in range(REPORT.gamma)]))
+
+
+def signals_of(*shape: int, seed: int = 0, scale: float = 3.0) -> Signals:
+    rng = np.random.default_rng(seed)
+    return Signals(scale * rng.standard_normal(shape), scale * rng.standard_normal(shape), rng.uniform(0, 7, shape[0]))
+
+
+def test_sts_recovers_the_temperatures_of_a_head_that_only_exaggerates():
+    truth = SimulatedDrafter(overconfidence=(1.5, 2.0, 0.7), head_noise=0.0)
+    fitted = fit_temperatures(truth.run(400, 60, np.random.default_rng(1)).records)
+    assert fitted.temperatures == pytest.approx((1.5, 2.0, 0.7), rel=0.15)
+
+
+def test_sts_removes_most_of_the_error_on_prompts_it_has_not_seen():
+    before = mean_over_positions(expected_calibration_error, uncalibrated(REPORT.gamma))
+    after = mean_over_positions(expected_calibration_error, FITTED["sts"])
+    floor = mean_over_positions(expected_calibration_error, ORACLE)
+    assert before > 0.07
+    assert after < 1.5 * floor
+
+
+def test_no_model_beats_the_oracle_and_each_is_ranked_honestly():
+    best = mean_over_positions(brier, ORACLE)
+    scores = {name: mean_over_positions(brier, model) for name, model in FITTED.items()}
+    assert min(scores.values()) > best
+    assert max(scores.values()) < mean_over_positions(brier, uncalibrated(REPORT.gamma))
+    # The simulated head sees more than the draft distribution does.
+    assert scores["logistic"] < scores["headless"]
+    assert mean_over_positions(auroc, FITTED["headless"]) > 0.72
+
+
+@pytest.mark.parametrize("name", FITTED)
+@given(seed=st.integers(0, 50), scale=st.sampled_from([0.1, 3.0, 30.0]))
+def test_survival_is_a_chance_and_never_rises(name, seed, scale):
+    survival = FITTED[name].survival(signals_of(5, 7, seed=seed, scale=scale))
+    assert ((survival >= 0) & (survival <= 1)).all()
+    assert (np.diff(survival, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_a_slot_is_judged_by_slots_up_to_it_only(name):
+    whole = signals_of(4, 7)
+    for width in range(1, 7):
+        part = Signals(whole.confidence[:, :width], whole.peak[:, :width], whole.history)
+        np.testing.assert_array_equal(FITTED[name].survival(part), FITTED[name].survival(whole)[:, :width])
+
+
+def test_equal_errors_leave_temperature_one():
+    # Logit 0 is 0.5 at every temperature, so all temperatures tie.
+    assert fit_temperatures(records([0, 1, 3, 2])).temperatures == (1.0, 1.0, 1.0)
+
+
+def test_unjudged_positions_keep_what_they_had():
+    cut = records([1, 0, 1, 0], judged=np.array([1, 1, 1, 1]), confidence=np.ones((4, 3)))
+    assert fit_temperatures(cut).temperatures[1:] == (1.0, 1.0)
+    survival = fit_isotonic(cut).survival(cut.signals)
+    assert survival[0, :2].tolist() == [0.5, 0.5]  # the product of two would be 0.53: clamped
+    assert survival[0, 2] == pytest.approx(sigmoid(np.array(1.0)) ** 3, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_isotonic_maps_equal_scikit_learn(seed):
+    rng = np.random.default_rng(seed)
+    x, y = rng.random(300).round(2), (rng.random(300) < 0.4).astype(float)
+    theirs = IsotonicRegression(out_of_bounds="clip").fit(x, y)
+    grid = np.linspace(-0.1, 1.1, 101)
+    np.testing.assert_allclose(isotonic_map(x, y)(grid), theirs.predict(grid), atol=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 4)), min_size=1, max_size=9))
+def test_pooling_gives_an_ordered_sequence_of_the_same_mean(rows):
+    means, weights = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    fitted = pool_violators(means, weights)
+    assert (np.diff(fitted) >= 0).all()
+    assert fitted @ weights == pytest.approx(means @ weights)
+
+
+def test_newton_equals_scikit_learn():
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((400, 3))
+    y = (rng.random(400) < sigmoid(x @ [1.0, -2.0, 0.5])).astype(float)
+    weights = rng.random(400)
+    theirs = LogisticRegression(C=1 / 4, fit_intercept=False, tol=1e-10).fit(x, y, weights)
+    np.testing.assert_allclose(newton_fit(x, y, weights, np.zeros(3), 4.0), theirs.coef_[0], atol=1e-4)
+
+
+def test_newton_survives_a_perfect_predictor():
+    x = np.array([[1.0, -50.0], [1.0, 50.0]])
+    fitted = newton_fit(x, np.array([0.0, 1.0]), np.ones(2), np.zeros(2), 0.01)
+    assert np.isfinite(fitted).all()
+    assert fitted[1] > 0
+
+
+def test_learning_online_comes_near_the_offline_fit():
+    online = OnlineLogistic(REPORT.gamma, HEADLESS)
+    online.update(FIT)
+    assert mean_over_positions(brier, online.model) < mean_over_positions(brier, FITTED["headless"]) + 0.002
+
+
+def test_online_follows_a_change():
+    signals = {"peak": np.zeros((600, 1)), "confidence": np.full((600, 1), np.nan)}
+    online = OnlineLogistic(1, (Feature.PEAK,), memory=100)
+    for accepted, expected in (([1] * 600, 0.95), ([0] * 600, 0.05)):
+        online.update(records(accepted, gamma=1, **signals))
+        chance = online.model.survival(Signals(peak=np.zeros((1, 1))))[0, 0]
+        assert abs(chance - expected) < 0.06
+
+
+def test_peaks_are_log_odds_of_the_largest_probability():
+    logits = np.log(np.array([[0.7, 0.2, 0.1], [0.25, 0.5, 0.25]]))
+    np.testing.assert_allclose(peak_log_odds(logits + 5), [np.log(0.7 / 0.3), 0.0], atol=1e-12)
+    assert peak_log_odds(np.array([0.0, -np.inf, -90.0])) == 16.0
+    assert peak_log_odds(np.zeros(4)) == pytest.approx(-np.log(3))
+
+
+def test_history_forgets():
+    history = RoundHistory()
+    assert history.value == 1.0
+    for _ in range(100):
+        history.update(4)
+    assert history.value == pytest.approx(4, abs=1e-3)
+    history.update(0)
+    assert 3.5 < history.value < 4
+
+
+@pytest.mark.parametrize(
+    ("model", "signals", "word"),
+    [
+        (uncalibrated(2), Signals(np.array([[np.nan, 0.0]])), "confidence"),
+        (uncalibrated(2), Signals(), "peak"),
+        (uncalibrated(2), Signals(np.zeros((1, 3))), "3 slots"),
+        (LogisticSurvival(ALL_FEATURES, ((0.0,) * 5,)), Signals(peak=np.zeros((1, 1)), history=np.ones(1)), "confid"),
+        (LogisticSurvival(HEADLESS, ((0.0,) * 4,)), Signals(peak=np.zeros((1, 1))), "history"),
+        (LogisticSurvival(HEADLESS, ((0.0,) * 4,)), Signals(history=np.ones(1)), "peak"),
+    ],
+)
+def test_unusable_signals_are_named(model, signals, word):
+    with pytest.raises(ConfigError, match=word):
+        model.survival(signals)
+
+
+def test_unusable_parameters_are_refused():
+    for temperatures in ((), (1.0, 0.0), (float("nan"),), (float("inf"),)):
+        with pytest.raises(ConfigError, match="temperatures"):
+            SequentialTemperature(temperatures)
+    for weights in ((), ((1.0,),), ((0.0, 0.0, 0.0, float("nan")),)):
+        with pytest.raises(ConfigError, match="weights"):
+            LogisticSurvival(HEADLESS, weights)
