@@ -51,7 +51,7 @@ def main() -> None:
     models = open_models(TARGET, args.drafter)
     target, codec = models.target, models.codec
     drafter, _ = models.speculative()
-    limit = args.max_draft_tokens or measure_draft_limit(target, drafter)
+    limit = args.max_draft_tokens or measure_draft_limit(target, drafter, params)
     options = DecodeOptions(max_draft_tokens=limit)
     arms: dict[str, Decode] = {
         "plain": loop_decoder(ReferenceLoop(target), params),

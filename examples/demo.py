@@ -36,12 +36,12 @@ def main() -> None:
     models = open_models(TARGET, args.drafter)
     target, codec = models.target, models.codec
     drafter, directory = models.speculative()
-    limit = measure_draft_limit(target, drafter)
+    params = SamplingParams(max_tokens=args.max_tokens)
+    limit = measure_draft_limit(target, drafter, params)
     console.print(
         f"[bold]{TARGET}[/bold] with {directory.name}: {limit} of {drafter.info.gamma} drafts a round pay here\n"
     )
 
-    params = SamplingParams(max_tokens=args.max_tokens)
     loop = ReferenceLoop(target, drafter, DecodeOptions(max_draft_tokens=limit))
     prompts = [codec.encode_chat(user_turn(prompt)) for prompt in PROMPTS]
     console.print(f"[dim]{PROMPTS[0]}[/dim]")

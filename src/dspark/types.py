@@ -83,11 +83,24 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Share of drafts accepted at each position if those before were, as training measured it; empty if not recorded.
+
+    `sampled` at temperature 1 (1 - TV), `greedy` at temperature 0 (both sides find the same token likeliest).
+    """
+
+    sampled: tuple[float, ...] = ()
+    greedy: tuple[float, ...] = ()
+
+
+NOT_RECORDED = Acceptance()
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterInfo:
     """What the loop must know of a drafter: gamma draft tokens a round, from features of `target_layer_ids`.
 
     `draft_token_ids` [V_draft] maps draft ids to target ids when the draft vocabulary is pruned, else None.
-    `acceptance` is the conditional acceptance by position that its training measured, empty where none is recorded.
     """
 
     name: str
@@ -95,7 +108,7 @@ class DrafterInfo:
     target_layer_ids: tuple[int, ...]
     vocab_size: int
     draft_token_ids: Tensor | None = field(default=None, compare=False)
-    acceptance: tuple[float, ...] = ()
+    acceptance: Acceptance = NOT_RECORDED
 
 
 class DraftBlock(Protocol):

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from dspark.core.losses import LossCoefficients
-from dspark.training.objective import SparseTeacher, gather_log_probs, sparse_loss
+from dspark.training.batches import draft_teacher
+from dspark.training.objective import SparseTeacher, gather_log_probs, greedy_agreement, sparse_loss
 
 N, V = 9, 13
 WEIGHTS = LossCoefficients(cross_entropy=0.5, l1=0.9, confidence=0.2, decay=4.0)
@@ -87,3 +88,20 @@ def test_later_slots_weigh_less() -> None:
     both = sparse_loss(logits[:2], None, full_teacher(p_t[:2]), torch.tensor([0, 2]), weights)
     e2 = math.exp(-2.0)
     assert math.isclose(float(both.total), (first + e2 * second) / (1 + e2), rel_tol=1e-6)
+
+
+def test_greedy_drafts_agree_where_both_favourites_are_the_same_token() -> None:
+    logits, p_t, _, _ = case(1)
+    logits[:3] = p_t[:3].log()
+    assert (
+        greedy_agreement(logits, full_teacher(p_t)).tolist() == (logits.argmax(-1) == p_t.argmax(-1)).float().tolist()
+    )
+    assert greedy_agreement(logits, full_teacher(p_t))[:3].all()
+
+
+def test_a_favourite_that_cannot_be_drafted_is_never_met() -> None:
+    """Ids outside the draft vocabulary are stored as id 0 with probability 0."""
+    draft_index = torch.tensor([0, -1, 1])
+    teacher = draft_teacher(torch.tensor([[1, 0], [2, 1]]), torch.tensor([[0.7, 0.2], [0.6, 0.4]]), draft_index)
+    logits = torch.tensor([[5.0, 1.0], [0.0, 1.0]])
+    assert greedy_agreement(logits, teacher).tolist() == [0.0, 1.0]

@@ -125,6 +125,8 @@ def test_metrics_are_one_json_object_a_step(tmp_path: Path) -> None:
     assert len(rows[0]["acceptance"]) == 2
     assert len(rows[-1]["acceptance"]) == 3
     assert rows[-1]["held_out"]["tau"] >= 1
+    assert len(rows[-1]["held_out"]["greedy_acceptance"]) == 3
+    assert "greedy_acceptance" not in rows[-1]
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def chat(
     )
     check_sampling(params)
     checked_text(system or "", "system message")
-    measure = is_greedy(params) or seed is None
-    session = open_session(target, drafter, dtype, decode_options(), quiet=json, measure=measure)
+    measure_for = params if is_greedy(params) or seed is None else None
+    session = open_session(target, drafter, dtype, decode_options(), quiet=json, measure_for=measure_for)
     conversation = Conversation(session, params, system, quiet=json)
     if sys.stdin.isatty() and not json:
         console.note(BANNER)

@@ -98,8 +98,9 @@ def generate(
     )
     check_sampling(params)
     options = decode_options(max_draft_tokens, block_verification)
-    measure = is_greedy(params) or seed is None  # how much is drafted changes no law, but it does change draws
-    session = open_session(target, drafter, dtype, options, quiet=json, measure=measure)
+    # How much is drafted changes no law, but it does change draws.
+    measure_for = params if is_greedy(params) or seed is None else None
+    session = open_session(target, drafter, dtype, options, quiet=json, measure_for=measure_for)
     codec = session.codec
     answer = session.start(codec.encode(text) if raw else codec.encode_chat(user_turn(text, system)), params)
     note_missing_drafter(session, drafter, quiet=json)

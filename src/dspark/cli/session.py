@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from dspark.targets.native import NativeTarget
     from dspark.types import SamplingParams
 
-MEASURE_REPEATS = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -56,11 +54,11 @@ def open_session(
     dtype: "Dtype",
     options: "DecodeOptions",
     quiet: bool,
-    measure: bool = False,
+    measure_for: "SamplingParams | None" = None,
 ) -> Session:
     """Load target and drafter, with a spinner on the terminal.
 
-    With `measure`, and no cap in `options`, a round holds as many drafts as pay on this machine.
+    With `measure_for`, and no cap in `options`, a round holds as many drafts as pay on this machine for such requests.
     """
     with console.status(f"Loading {target_name} ...", quiet=quiet):
         from dspark.engine.draft_limit import measure_draft_limit
@@ -69,8 +67,8 @@ def open_session(
 
         models = open_models(target_name, drafter_name, "bf16" if dtype == "auto" else dtype)
         target, drafter = models.target, models.drafter
-        if measure and drafter is not None and options.max_draft_tokens is None:
-            options = replace(options, max_draft_tokens=measure_draft_limit(target, drafter, repeats=MEASURE_REPEATS))
+        if measure_for is not None and drafter is not None and options.max_draft_tokens is None:
+            options = replace(options, max_draft_tokens=measure_draft_limit(target, drafter, measure_for))
     if drafter is not None and options.max_draft_tokens == 0:
         console.note("drafting does not pay on this machine; decoding plainly (--max-draft-tokens forces it)", quiet)
     return Session(models.codec, ReferenceLoop(target, drafter, options), models.drafter_directory)

@@ -13,7 +13,7 @@ from dspark.drafters.config import DrafterConfig
 from dspark.drafters.heads import build_head
 from dspark.errors import ConfigError
 from dspark.nn.linear import Linear
-from dspark.types import Cache, DrafterInfo
+from dspark.types import NOT_RECORDED, Acceptance, Cache, DrafterInfo
 
 
 class DSpark(DFlash):
@@ -34,7 +34,7 @@ class DSpark(DFlash):
         head: Tensor,
         draft_token_ids: Tensor | None = None,
         name: str = "dspark",
-        acceptance: tuple[float, ...] = (),
+        acceptance: Acceptance = NOT_RECORDED,
     ) -> None:
         _check_shared(config, embedding, head, draft_token_ids)
         super().__init__(config, embedding)

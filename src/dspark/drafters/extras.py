@@ -5,8 +5,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from dspark.types import Acceptance
+
 HELD_OUT_ACCEPTANCE = "held_out_acceptance"
-"""Key of the training summary that the engine reads: how many drafts pay depends on it."""
+HELD_OUT_GREEDY_ACCEPTANCE = "held_out_greedy_acceptance"
+"""Keys of the training summary that the engine reads, at temperature 1 and 0: how many drafts pay depends on them."""
 
 
 class Layout(StrEnum):
@@ -36,9 +39,12 @@ class DrafterExtras:
     training: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def acceptance(self) -> tuple[float, ...]:
+    def acceptance(self) -> Acceptance:
         """Conditional acceptance by position on held-out answers, empty where the summary has none."""
-        rates = self.training.get(HELD_OUT_ACCEPTANCE)
+        return Acceptance(self._rates(HELD_OUT_ACCEPTANCE), self._rates(HELD_OUT_GREEDY_ACCEPTANCE))
+
+    def _rates(self, key: str) -> tuple[float, ...]:
+        rates = self.training.get(key)
         if not isinstance(rates, list) or not all(isinstance(r, int | float) and 0 <= r <= 1 for r in rates):
             return ()
         return tuple(float(rate) for rate in rates)

@@ -19,7 +19,8 @@ from dspark.core.losses import LossCoefficients
 class SparseTeacher:
     """Per slot the teacher's K likeliest tokens: draft-vocabulary `ids` [N, K] and exact `probabilities` [N, K].
 
-    Tokens outside the draft vocabulary have probability 0 here: their mass cannot be matched, so it counts as loss.
+    Likeliest first, but tokens outside the draft vocabulary have probability 0 here, wherever they stand: their mass
+    cannot be matched, so it counts as loss.
     """
 
     ids: Tensor
@@ -35,6 +36,15 @@ class LossTerms:
     total_variation: Tensor
     confidence: Tensor
     acceptance: Tensor
+
+
+def greedy_agreement(logits: Tensor, teacher: SparseTeacher) -> Tensor:
+    """[N] 1 where draft `logits` [N, V] and the teacher, whose tokens come likeliest first, have the same favourite.
+
+    A favourite outside the draft vocabulary, whose probability is 0 here, is never met.
+    """
+    met = (logits.argmax(-1) == teacher.ids[:, 0]) & (teacher.probabilities[:, 0] > 0)
+    return met.float()
 
 
 class _GatherLogProbs(torch.autograd.Function):

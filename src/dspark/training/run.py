@@ -8,7 +8,7 @@ from typing import Any
 
 from dspark.data.answers import read_answers, split_answers
 from dspark.drafters.dspark import DSpark
-from dspark.drafters.extras import HELD_OUT_ACCEPTANCE
+from dspark.drafters.extras import HELD_OUT_ACCEPTANCE, HELD_OUT_GREEDY_ACCEPTANCE
 from dspark.drafters.registry import extras_for, save_drafter
 from dspark.errors import CompatibilityError
 from dspark.training.recipe import Recipe
@@ -93,9 +93,13 @@ def training_summary(recipe: Recipe, step: int, held_out: StepResult | None) -> 
     tree["data"]["answers"] = recipe.data.answers.name
     if recipe.drafter.start_from is not None:
         tree["drafter"]["start_from"] = recipe.drafter.start_from.name
-    figures = (
-        {}
-        if held_out is None
-        else {"held_out_tau": round(held_out.tau, 4), HELD_OUT_ACCEPTANCE: held_out.as_json()["acceptance"]}
-    )
-    return {"steps": step, **figures, "recipe": tree}
+    return {"steps": step, **({} if held_out is None else _held_out_summary(held_out)), "recipe": tree}
+
+
+def _held_out_summary(held_out: StepResult) -> dict[str, Any]:
+    figures = held_out.as_json()
+    return {
+        "held_out_tau": round(held_out.tau, 4),
+        HELD_OUT_ACCEPTANCE: figures["acceptance"],
+        HELD_OUT_GREEDY_ACCEPTANCE: figures["greedy_acceptance"],
+    }

@@ -1,6 +1,6 @@
 """One training step of a drafter: forward over packed blocks, sparse loss, backward, clipped AdamW update."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from dspark.core.losses import LossCoefficients
 from dspark.drafters.dspark import DSpark
 from dspark.errors import NumericalError
 from dspark.training.batches import Batch
-from dspark.training.objective import LossTerms, sparse_loss
+from dspark.training.objective import LossTerms, greedy_agreement, sparse_loss
 
 
 class DivergenceError(NumericalError):
@@ -19,7 +19,10 @@ class DivergenceError(NumericalError):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Losses of one step and `acceptance` [gamma], the teacher-forced mean of 1 - TV per slot (NaN without labels)."""
+    """Losses of one step and `acceptance` [gamma], the teacher-forced mean of 1 - TV per slot (NaN without labels).
+
+    `greedy_acceptance` [gamma] is the share of slots where both sides have the same favourite; evaluation alone counts.
+    """
 
     loss: float
     cross_entropy: float
@@ -27,6 +30,7 @@ class StepResult:
     confidence: float
     acceptance: Tensor
     gradient_norm: float = 0.0
+    greedy_acceptance: Tensor | None = None
 
     @property
     def tau(self) -> float:
@@ -35,12 +39,19 @@ class StepResult:
 
     def as_json(self) -> dict[str, Any]:
         """All figures, with tau."""
-        rounded = [round(rate, 4) for rate in self.acceptance.nan_to_num(0.0).tolist()]
-        return asdict(self) | {"acceptance": rounded, "tau": self.tau}
+        figures = {name: value for name, value in asdict(self).items() if value is not None}
+        rates = {name: _rounded(value) for name, value in figures.items() if isinstance(value, Tensor)}
+        return figures | rates | {"tau": self.tau}
 
 
 def forward(drafter: DSpark, batch: Batch, coefficients: LossCoefficients) -> LossTerms:
     """The loss of `drafter` on `batch`, with gradient when autograd is on."""
+    logits, confidence = supervised_logits(drafter, batch)
+    return sparse_loss(logits, confidence, batch.teacher, batch.slots, coefficients)
+
+
+def supervised_logits(drafter: DSpark, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    """Draft logits [N, V_draft] of the supervised slots, and their confidence logits [N] if there is such a head."""
     gamma = batch.supervised.shape[1]
     hidden = drafter.training_states(batch.features, batch.token_ids, batch.anchors, batch.lengths, gamma)
     # The vocabulary-sized product runs on supervised slots alone; latents need whole blocks (recurrent heads).
@@ -48,8 +59,7 @@ def forward(drafter: DSpark, batch: Batch, coefficients: LossCoefficients) -> Lo
     if drafter.markov_head is not None:
         logits = logits + drafter.markov_head.bias(drafter.markov_latents(hidden, batch.previous)[batch.supervised])
     confidence = drafter.confidence_logits(hidden, batch.previous)
-    marked = None if confidence is None else confidence[batch.supervised]
-    return sparse_loss(logits, marked, batch.teacher, batch.slots, coefficients)
+    return logits, None if confidence is None else confidence[batch.supervised]
 
 
 def train_step(
@@ -73,19 +83,30 @@ def train_step(
 
 @torch.no_grad()
 def evaluate_step(drafter: DSpark, batch: Batch, coefficients: LossCoefficients) -> StepResult:
-    """The same figures without an update."""
-    return _result(forward(drafter, batch, coefficients), batch, 0.0)
+    """The same figures without an update, and the acceptance of greedy drafts."""
+    logits, confidence = supervised_logits(drafter, batch)
+    terms = sparse_loss(logits, confidence, batch.teacher, batch.slots, coefficients)
+    greedy = _slot_means(greedy_agreement(logits, batch.teacher), batch)
+    return replace(_result(terms, batch, 0.0), greedy_acceptance=greedy)
 
 
 def _result(terms: LossTerms, batch: Batch, norm: float) -> StepResult:
-    gamma = batch.supervised.shape[1]
-    total = torch.zeros(gamma).index_add_(0, batch.slots, terms.acceptance)
-    count = torch.zeros(gamma).index_add_(0, batch.slots, torch.ones_like(terms.acceptance))
     return StepResult(
         loss=float(terms.total.detach()),
         cross_entropy=float(terms.cross_entropy),
         total_variation=float(terms.total_variation),
         confidence=float(terms.confidence),
-        acceptance=total / count,
+        acceptance=_slot_means(terms.acceptance, batch),
         gradient_norm=norm,
     )
+
+
+def _slot_means(values: Tensor, batch: Batch) -> Tensor:
+    """Mean [gamma] of `values` [N] over the supervised slots of each number."""
+    gamma = batch.supervised.shape[1]
+    total = torch.zeros(gamma).index_add_(0, batch.slots, values)
+    return total / torch.zeros(gamma).index_add_(0, batch.slots, torch.ones_like(values))
+
+
+def _rounded(rates: Tensor) -> list[float]:
+    return [round(rate, 4) for rate in rates.nan_to_num(0.0).tolist()]
