@@ -7,12 +7,14 @@ from dspark.drafters.extras import DrafterExtras
 from dspark.drafters.packing import PackedNorm, PackedProduct
 from dspark.drafters.registry import load_drafter, save_drafter
 from dspark.errors import ConfigError
+from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.linear import HalfKernel, OneDnnKernel
 from tests.drafters.tiny import CONFIG, KINDS, drafter, target, tensors, with_head
 
 KERNELS = [
     "plain",
     pytest.param("fp16", marks=pytest.mark.skipif(not HalfKernel.available(), reason="torch without FBGEMM")),
+    pytest.param("compiled", marks=pytest.mark.skipif(not CompiledKernel.available(), reason="no C++ compiler")),
     pytest.param("onednn", marks=pytest.mark.skipif(not OneDnnKernel.available(), reason="torch without oneDNN")),
 ]
 
@@ -28,9 +30,10 @@ def test_packing_changes_rounding_only(tmp_path, kernel, kind):
         module.extend(features, cache)
         block = module.begin(3, cache)
         steps.append([block.step(token) for token in (3, 9, 30, 1)])
+    tolerance = 8e-2 if kernel == "compiled" else 2e-2  # the tiny target's head is no bfloat16 matrix
     for (logits, confidence), (other, also) in zip(*steps, strict=True):
-        torch.testing.assert_close(other, logits, atol=2e-2, rtol=2e-3)
-        assert also == pytest.approx(confidence, abs=2e-2)
+        torch.testing.assert_close(other, logits, atol=tolerance, rtol=2e-3)
+        assert also == pytest.approx(confidence, abs=tolerance)
 
 
 def test_no_plain_matrix_or_norm_is_left(tmp_path):

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from dspark.errors import ConfigError
-from dspark.nn.kernel_choice import choose_kernel, processor_flags
+from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.kernel_choice import choose_kernel
 from dspark.nn.linear import HalfKernel, OneDnnKernel, PlainKernel
+from dspark.nn.processor import processor_flags
 
 
 def matrices(rows=9, seed=0):
@@ -20,7 +22,13 @@ def packed_kernels():
         kernels.append(HalfKernel())
     if OneDnnKernel.available():
         kernels.append(OneDnnKernel())
+    if CompiledKernel.available():
+        kernels.append(CompiledKernel())
     return kernels
+
+
+def row_invariant_kernels():
+    return [kernel for kernel in packed_kernels() if kernel.row_invariant]
 
 
 @pytest.mark.parametrize("kernel", packed_kernels(), ids=lambda kernel: kernel.name)
@@ -52,11 +60,11 @@ def test_packing_copies_or_keeps_but_never_changes_the_weights(kernel):
     assert torch.equal(bias, before[1])
 
 
-@pytest.mark.skipif(not OneDnnKernel.available(), reason="this torch has no oneDNN")
-@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 13])
-def test_onednn_rows_do_not_depend_on_their_neighbours(rows):
+@pytest.mark.parametrize("kernel", row_invariant_kernels(), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 13])
+def test_rows_do_not_depend_on_their_neighbours(kernel, rows):
     x, weight, _ = matrices(26)
-    linear = OneDnnKernel().pack(weight)
+    linear = kernel.pack(weight)
     assert torch.equal(torch.cat([linear(part) for part in x.split(rows)]), linear(x))
 
 
@@ -80,7 +88,10 @@ def test_automatic_choice():
     bf16, fp32 = torch.bfloat16, torch.float32
     assert choose_kernel("auto", fp32, frozenset({"avx2", "avx512_bf16"})).kernel.activation_dtype is fp32
     choice = choose_kernel("auto", bf16, frozenset({"avx2"}))
-    assert choice.kernel.name == ("fp16" if HalfKernel.available() else "onednn")
+    assert choice.kernel.name == next(
+        name for name, found in (("compiled", CompiledKernel), ("fp16", HalfKernel), ("onednn", OneDnnKernel))
+        if found.available()
+    )  # fmt: skip
     assert choice.reason
     if OneDnnKernel.available(bf16):
         assert choose_kernel("auto", bf16, frozenset({"avx512_bf16"})).kernel.name == "onednn-bf16"

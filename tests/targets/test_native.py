@@ -53,6 +53,23 @@ def test_continuing_after_a_rollback_equals_never_having_left(variant):
     torch.testing.assert_close(continued.features, expected.features, atol=0, rtol=0)
 
 
+def test_many_requests_at_once_are_as_each_alone(variant):
+    target, lengths = load(variant), (6, 1, 9)
+    together, alone = ([target.new_cache(10) for _ in lengths] for _ in range(2))
+    for first, one, other in zip(lengths, together, alone, strict=True):
+        target.forward(TOKENS[:first], one)
+        target.forward(TOKENS[:first], other)
+    tokens = torch.tensor([7, 22, 41])
+    output = target.forward_each(tokens, together, TAPS)
+    expected = [target.forward(token[None], cache, TAPS) for token, cache in zip(tokens, alone, strict=True)]
+    torch.testing.assert_close(output.last_hidden, torch.cat([e.last_hidden for e in expected]), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(output.features, torch.cat([e.features for e in expected]), atol=1e-5, rtol=1e-4)
+    assert [cache.length for cache in together] == [7, 2, 10]
+    with pytest.raises(CapacityError, match="1 more tokens"):
+        target.forward_each(tokens, together)
+    assert [cache.length for cache in together] == [7, 2, 10]
+
+
 def test_layer_id_zero_is_the_output_of_the_first_decoder_layer(llama):
     seen = []
     hook = llama.model.model.layers[0].register_forward_hook(lambda module, inputs, output: seen.append(output))

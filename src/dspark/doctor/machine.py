@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dspark.nn.kernel_choice import processor_flags
+from dspark.nn.processor import processor_flags
 
 _X86_FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 _ARM_FEATURES = ("asimd", "bf16", "i8mm", "sve", "sve2", "sme")

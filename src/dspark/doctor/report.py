@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dspark.cache_root import cache_root
 from dspark.doctor import findings
 from dspark.doctor.artefacts import CacheEntry, cache_entries, versions
 from dspark.doctor.findings import Finding
@@ -13,9 +14,10 @@ from dspark.doctor.machine import Device, Memory, Processor, devices, memory, pr
 from dspark.doctor.timing import KernelTiming, time_kernels
 from dspark.drafters.shipped import shipped_drafter
 from dspark.errors import DependencyError
+from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.kernel_choice import choose_kernel
 from dspark.nn.linear import HalfKernel, LinearKernel, OneDnnKernel, PlainKernel
-from dspark.targets.embedded import NAME, cache_root, wheel_file
+from dspark.targets.embedded import NAME, wheel_file
 
 _TOKEN_COUNTS = (1, 8)
 
@@ -84,6 +86,7 @@ def _kernels() -> list[LinearKernel]:
     """Every kernel that runs here."""
     kernels: list[LinearKernel] = [PlainKernel(torch.float32), PlainKernel(torch.bfloat16)]
     kernels += [HalfKernel()] if HalfKernel.available() else []
+    kernels += [CompiledKernel()] if CompiledKernel.available() else []
     return kernels + [OneDnnKernel(t) for t in (torch.float32, torch.bfloat16) if OneDnnKernel.available(t)]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dspark.core.masks import BlockLayout
 from dspark.drafters.attention import TILE, Attend, DraftAttention, Rope, attend_cached, attend_tiles
 from dspark.drafters.cache import DraftCache
+from dspark.drafters.compiled_backbone import CompiledBackbone
 from dspark.drafters.config import DrafterConfig
 from dspark.nn.norm import RMSNorm
 from dspark.nn.rope import Rotary
@@ -62,6 +63,7 @@ class DFlash(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary.plain(config.head_dim, config.rope_theta)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
+        self.compiled: CompiledBackbone | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -73,7 +75,8 @@ class DFlash(nn.Module):
         """Where states live."""
         return self.norm.weight.device
 
-    def _draft_layers(self) -> list[DraftLayer]:
+    def draft_layers(self) -> list[DraftLayer]:
+        """The layers by their type."""
         return [layer for layer in self.layers if isinstance(layer, DraftLayer)]
 
     def context(self, features: Tensor) -> Tensor:
@@ -112,7 +115,7 @@ class DFlash(nn.Module):
         context, rope = self.context(features), self.rotary.at(layout.positions())
         tiles = tuple(layout.tiles(TILE))
         attends = [
-            attend_tiles(layout, tiles, layer.self_attn.keys_values(context, rope)) for layer in self._draft_layers()
+            attend_tiles(layout, tiles, layer.self_attn.keys_values(context, rope)) for layer in self.draft_layers()
         ]
         blocks = self.embed_blocks(token_ids[anchors], layout.gamma)
         return self.run_blocks(blocks, layout.block_positions(), attends)
@@ -125,9 +128,12 @@ class DFlash(nn.Module):
     def extend(self, features: Tensor, cache: Cache) -> None:
         """Append the context K/V of the next T positions, from their features [T, m * d]; earlier ones stay."""
         own = DraftCache.own(cache)
-        positions = torch.tensor(own.reserve(len(features)), device=self.device)
-        context, rope = self.context(features), self.rotary.at(positions)
-        for index, layer in enumerate(self._draft_layers()):
+        context = self.context(features)
+        if self.compiled is not None:
+            self.compiled.extend(context, own)
+            return
+        rope = self.rotary.at(torch.tensor(own.reserve(len(features)), device=self.device))
+        for index, layer in enumerate(self.draft_layers()):
             own.append(index, *layer.self_attn.keys_values(context, rope))
         own.length += len(features)
 
@@ -135,7 +141,10 @@ class DFlash(nn.Module):
     def block_states(self, anchor: int, cache: DraftCache, gamma: int) -> Tensor:
         """Hidden states [gamma, d] of the block whose anchor stands at position `cache.length`."""
         device = self.device
+        blocks = self.embed_blocks(torch.tensor([anchor], device=device), gamma)
+        if self.compiled is not None:
+            hidden: Tensor = self.norm(self.compiled.block(blocks[0], cache))
+            return hidden
         positions = cache.length + torch.arange(gamma, device=device)
         attends = [attend_cached(k, v, cache.length) for k, v in zip(cache.keys, cache.values, strict=True)]
-        blocks = self.embed_blocks(torch.tensor([anchor], device=device), gamma)
         return self.run_blocks(blocks, positions[None], attends)[0]

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from dspark.drafters.compiled_backbone import compiled_backbone
 from dspark.drafters.dspark import DSpark
 from dspark.nn.linear import Linear, LinearKernel
 from dspark.nn.norm import RMSNorm
@@ -39,6 +40,7 @@ def pack_drafter(drafter: DSpark, kernel: LinearKernel) -> DSpark:
     Drafts change by rounding at most, which acceptance may feel but losslessness does not. For inference only: the
     drafter's parameters are gone.
     """
+    drafter.compiled = compiled_backbone(drafter.config, drafter.draft_layers(), drafter.rotary, kernel)
     for parent in list(drafter.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):

@@ -1,15 +1,17 @@
 """Which linear kernel suits this processor, and why."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, DependencyError
+from dspark.nn.compiled.library import decoder_library
+from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.linear import HalfKernel, LinearKernel, OneDnnKernel, PlainKernel
+from dspark.nn.processor import processor_flags
 
-KernelName = Literal["auto", "plain", "fp16", "onednn", "onednn-bf16"]
+KernelName = Literal["auto", "plain", "fp16", "onednn", "onednn-bf16", "compiled"]
 
 _NATIVE_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -20,19 +22,6 @@ class KernelChoice:
 
     kernel: LinearKernel
     reason: str
-
-
-def processor_flags() -> frozenset[str]:
-    """The processor's feature flags as the kernel names them; empty where /proc/cpuinfo does not exist."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
 
 
 def choose_kernel(name: KernelName, dtype: torch.dtype, flags: frozenset[str] | None = None) -> KernelChoice:
@@ -55,6 +44,8 @@ def choose_kernel(name: KernelName, dtype: torch.dtype, flags: frozenset[str] | 
             kernel, runs = OneDnnKernel(torch.float32), OneDnnKernel.available()
         case "onednn-bf16":
             kernel, runs = OneDnnKernel(torch.bfloat16), OneDnnKernel.available(torch.bfloat16)
+        case "compiled":
+            kernel, runs = CompiledKernel(), CompiledKernel.available()
     if not runs:
         raise ConfigError(f"kernel {name!r} cannot run on this processor with this torch; use kernel 'auto'")
     return KernelChoice(kernel, "asked for by name")
@@ -63,8 +54,24 @@ def choose_kernel(name: KernelName, dtype: torch.dtype, flags: frozenset[str] | 
 def _automatic(dtype: torch.dtype, flags: frozenset[str]) -> KernelChoice:
     if dtype is torch.bfloat16 and flags & _NATIVE_BF16 and OneDnnKernel.available(torch.bfloat16):
         return KernelChoice(OneDnnKernel(torch.bfloat16), "the processor multiplies bfloat16 natively")
-    if dtype is torch.bfloat16 and HalfKernel.available():
-        return KernelChoice(HalfKernel(), "no bfloat16 instructions: float16 storage, float32 arithmetic")
+    if dtype is torch.bfloat16:
+        return _without_bf16()
+    return _float32()
+
+
+def _without_bf16() -> KernelChoice:
+    try:
+        decoder_library()
+    except DependencyError as error:
+        missing = str(error)
+    else:
+        return KernelChoice(CompiledKernel(), "bfloat16 storage, float32 arithmetic, compiled for this processor")
+    if HalfKernel.available():
+        return KernelChoice(HalfKernel(), f"float16 storage, float32 arithmetic, because {missing}")
+    return _float32()
+
+
+def _float32() -> KernelChoice:
     if OneDnnKernel.available():
         return KernelChoice(OneDnnKernel(torch.float32), "float32 in oneDNN's blocked layout")
     return KernelChoice(PlainKernel(torch.float32), "neither FBGEMM nor oneDNN in this torch")

@@ -18,6 +18,16 @@ class RowNorm:
         self._doubled = torch.cat((weight, weight))
         self._eps = eps
 
+    @property
+    def weight(self) -> Tensor:
+        """The scale [d]."""
+        return self._doubled[: self._width]
+
+    @property
+    def eps(self) -> float:
+        """What is added to the mean square."""
+        return self._eps
+
     def __call__(self, x: Tensor) -> Tensor:
         both = F.layer_norm(torch.cat((x, -x), dim=-1), (2 * self._width,), self._doubled, None, self._eps)
         return both[..., : self._width]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from dspark.nn.attention import additive, cached_attention, causal_attention, window_mask
@@ -66,3 +67,14 @@ class AttendCached:
         length = self._end - view.start
         key, value = (rows[layer].narrow(1, view.start, length) for rows in (cache.keys, cache.values))
         return cached_attention(query, key, value, view.mask)
+
+
+class AttendEach:
+    """Row b of a forward is the one new token of request b: it looks at its own cache and at no other."""
+
+    def __init__(self, caches: Sequence[KVCache], windows: Sequence[int | None]) -> None:
+        self._attends = [AttendCached(cache, 1, windows) for cache in caches]
+
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        rows = zip(self._attends, query.unsqueeze(1), key_value.unsqueeze(1), strict=True)
+        return torch.cat([attend(layer, q, kv) for attend, q, kv in rows])

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dspark.nn.compiled.linear import CompiledLinear
+from dspark.nn.compiled.stack import StackLayer
 from dspark.nn.linear import Linear, LinearKernel
 from dspark.nn.row_norm import RowNorm
 from dspark.targets.config import DecoderConfig
@@ -30,6 +32,15 @@ class DecoderLayer:
         self._gate_up = _fuse(weights, kernel, "mlp.gate_proj", "mlp.up_proj")
         self._down = _fuse(weights, kernel, "mlp.down_proj")
 
+    def stack_layer(self, window: int | None) -> StackLayer:
+        """The same weights for a compiled stack, which only the compiled kernel's packing serves."""
+        products = (self._qkv, self._output, self._gate_up, self._down)
+        qkv, output, gate_up, down = (p for p in products if isinstance(p, CompiledLinear))
+        return StackLayer(
+            self._input_norm.weight, qkv, _weight(self._query_norm), _weight(self._key_norm), output,
+            self._mlp_norm.weight, gate_up, down, window,
+        )  # fmt: skip
+
     def project(self, x: Tensor, table: HeadTable) -> tuple[Tensor, Tensor]:
         """Scaled queries [..., T, H, h], and keys before values [..., T, 2K, h], of states [..., T, d]."""
         heads, kv_heads = self._heads
@@ -45,6 +56,10 @@ class DecoderLayer:
         x = self._output(attended).add_(x)
         gate, up = self._gate_up(self._mlp_norm(x)).chunk(2, dim=-1)
         return self._down(F.silu(gate).mul_(up)).add_(x)
+
+
+def _weight(norm: RowNorm | None) -> Tensor | None:
+    return None if norm is None else norm.weight
 
 
 def _fuse(weights: Mapping[str, Tensor], kernel: LinearKernel, *names: str) -> Linear:

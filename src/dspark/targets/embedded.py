@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from dspark.cache_root import cache_root
 from dspark.errors import DependencyError, FormatError
 from dspark.nn.kernel_choice import KernelName
-from dspark.targets.cache_root import cache_root as cache_root
 from dspark.targets.checkpoint import build_target, read_directory
 from dspark.targets.gguf_reader import GGUFFile
 from dspark.targets.gguf_tokenizer import read_tokenizer

@@ -7,13 +7,17 @@ from dspark.errors import CapacityError
 
 
 class KVCache:
-    """`keys[layer]`, `values[layer]` [K, capacity, h]; positions from `length` on are free, or rolled back.
+    """`keys[layer]`, `values[layer]` [K, capacity, h], views of `whole_keys`, `whole_values` [L, K, capacity, h].
+
+    Positions from `length` on are free, or rolled back.
 
     One block per layer holds both, keys first, so that a forward writes them in one copy.
     """
 
     def __init__(self, layers: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype) -> None:
-        self._blocks = torch.zeros((layers, 2 * kv_heads, capacity, head_dim), dtype=dtype).unbind()
+        whole = torch.zeros((layers, 2 * kv_heads, capacity, head_dim), dtype=dtype)
+        self.whole_keys, self.whole_values = whole[:, :kv_heads], whole[:, kv_heads:]
+        self._blocks = whole.unbind()
         self.keys: list[Tensor] = [block[:kv_heads] for block in self._blocks]
         self.values: list[Tensor] = [block[kv_heads:] for block in self._blocks]
         self.capacity = capacity

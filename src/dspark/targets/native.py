@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dspark.errors import CompatibilityError
+from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.compiled.stack import CompiledStack, StackCache, StackShape
 from dspark.nn.linear import LinearKernel
 from dspark.nn.rope import Rotary
 from dspark.nn.row_norm import RowNorm
-from dspark.targets.attend import Attend, AttendCached, AttendWhole
+from dspark.targets.attend import Attend, AttendCached, AttendEach, AttendWhole
 from dspark.targets.config import DecoderConfig
 from dspark.targets.decoder_layer import DecoderLayer
 from dspark.targets.head_table import HeadTable
@@ -45,6 +47,7 @@ class NativeTarget:
         self._norm = RowNorm(weights["model.norm.weight"].to(kernel.activation_dtype), config.rms_norm_eps)
         self._rotary = Rotary.scaled(config.head_dim, config.rope)
         self._layers = self._pack_layers()
+        self._stack = self._compiled_stack() if isinstance(kernel, CompiledKernel) else None
 
     def _pack_layers(self) -> list[DecoderLayer]:
         """Packing a matrix runs on one core and outside the interpreter lock, so layers are packed side by side."""
@@ -55,6 +58,15 @@ class NativeTarget:
                     range(self.config.num_layers),
                 )
             )
+
+    def _compiled_stack(self) -> CompiledStack:
+        config = self.config
+        shape = StackShape(
+            config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
+            config.rms_norm_eps,
+        )  # fmt: skip
+        windows = zip(self._layers, config.windows, strict=True)
+        return CompiledStack(shape, [layer.stack_layer(window) for layer, window in windows], self._rotary)
 
     def layer_weights(self, layer: int) -> dict[str, Tensor]:
         """Weights of decoder layer `layer` by Hugging Face name without prefix, e.g. `self_attn.q_proj.weight`."""
@@ -84,13 +96,33 @@ class NativeTarget:
             ConfigError: a tap is no layer id.
             CompatibilityError: the cache is not of this target.
         """
+        own = self._own(cache)
+        start, end = own.length, own.reserve(len(token_ids))
+        if self._stack is None:
+            attend = AttendCached(own, len(token_ids), self.config.windows)
+            output = self._run(token_ids, torch.arange(start, end), attend, taps)
+        else:
+            output = self._run_stack(self._stack, token_ids, own, taps)
+        own.length = end
+        return output
+
+    @torch.inference_mode()
+    def forward_each(self, token_ids: Tensor, caches: Sequence[Cache], taps: Sequence[int] = ()) -> TargetOutput:
+        """Append one token to each of B requests: `token_ids` [B] to `caches`. States [B, d], features [B, m * d].
+
+        The matrices are read once for all requests. Raises as `forward` does.
+        """
+        own = [self._own(cache) for cache in caches]
+        attend = AttendEach(own, self.config.windows)
+        output = self._run(token_ids, torch.tensor([cache.length for cache in own]), attend, taps)
+        for cache in own:
+            cache.length += 1
+        return output
+
+    def _own(self, cache: Cache) -> KVCache:
         if not isinstance(cache, KVCache) or len(cache.keys) != self.config.num_layers:
             raise CompatibilityError("this cache belongs to another target; use the one that `new_cache` returned")
-        attend = AttendCached(cache, len(token_ids), self.config.windows)
-        start, end = cache.length, cache.reserve(len(token_ids))
-        output = self._run(token_ids, torch.arange(start, end), attend, taps)
-        cache.length = end
-        return output
+        return cache
 
     @torch.no_grad()
     def states(self, token_ids: Tensor, lengths: Tensor | None = None, taps: Sequence[int] = ()) -> TargetOutput:
@@ -104,6 +136,16 @@ class NativeTarget:
             return output
         real = (positions < lengths.unsqueeze(1)).unsqueeze(-1)
         return TargetOutput(output.last_hidden * real, output.features * real)
+
+    def _run_stack(self, stack: CompiledStack, token_ids: Tensor, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+        self.config.check_taps(taps)
+        x = self.embed(token_ids)
+        features = x.new_empty(len(x), len(taps), x.shape[-1])
+        tapped = {layer: features[:, index] for index, layer in enumerate(taps)}
+        if -1 in tapped:
+            tapped.pop(-1).copy_(x)
+        x = stack.run(x, StackCache(cache.whole_keys, cache.whole_values), cache.length, tapped)
+        return TargetOutput(self._norm(x), features.flatten(1))
 
     def _run(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Sequence[int]) -> TargetOutput:
         self.config.check_taps(taps)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dspark.targets.cache_root import cache_root
+from dspark.cache_root import cache_root
 
 _SCHEME = 2
 """Raised whenever a file's hash is computed in another way, so that older records are passed over."""

@@ -1,0 +1,416 @@
+// A few rows through a stack of decoder layers: one call, one parallel region, every weight read once from memory.
+//
+// The torch layers are the oracle. A row's result has the same bits whatever other rows are computed with it: each
+// sum runs over its own index in a fixed order, so decoding one token or verifying several gives identical logits.
+//
+// T rows, d width, H query heads, K key/value heads, h head width, G = H / K, f inner width of the MLP.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include <immintrin.h>
+#include <omp.h>
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int kLanes = 16;
+#else
+constexpr int kLanes = 8;
+#endif
+constexpr int kRows = 6;     // a register tile of 6 rows and 2 outputs, with its operands, fills 16 registers
+constexpr int kOutputs = 2;
+
+using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
+using Integers = int32_t __attribute__((vector_size(kLanes * sizeof(float))));
+using bf16 = uint16_t;
+constexpr int kBlock = 2 * kLanes;  // weights that one load brings
+
+Vector load(const float* at) {
+  Vector v;
+  std::memcpy(&v, at, sizeof v);
+  return v;
+}
+
+// Halves of a block. Packed bf16 blocks hold weight i in the low and weight i + kLanes in the high half of word i, so
+// that either becomes a float in one operation.
+Vector low(const float* at) { return load(at); }
+Vector high(const float* at) { return load(at + kLanes); }
+
+Vector low(const bf16* at) {
+  Integers words;
+  std::memcpy(&words, at, sizeof words);
+  return (Vector)(words << 16);
+}
+
+Vector high(const bf16* at) {
+  Integers words;
+  std::memcpy(&words, at, sizeof words);
+  return (Vector)(words & int32_t(0xffff0000));
+}
+
+// Loaded once: left alone, the compiler reads x again for every output, and loads become the bottleneck.
+Vector in_register(Vector v) {
+  asm("" : "+v"(v));
+  return v;
+}
+
+void store(float* at, Vector v) { std::memcpy(at, &v, sizeof v); }
+
+float widen(float value) { return value; }
+
+float widen(bf16 value) {
+  const uint32_t bits = uint32_t(value) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+float sum(Vector v) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_ps(v);
+#else
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#endif
+}
+
+// e^x to float32 rounding for x in [-87, 88], beyond which the nearer end stands: 2^n e^r with r in +-ln(2)/2 and a polynomial of degree 6.
+Vector exponential(Vector x) {
+  const Vector zero = {}, least = zero - 87.0f, most = zero + 88.0f;
+  x = x < least ? least : (x > most ? most : x);
+  const Vector turns = x * 1.44269504f;
+  const Integers n = __builtin_convertvector(turns + (turns < zero ? zero - 0.5f : zero + 0.5f), Integers);
+  const Vector whole = __builtin_convertvector(n, Vector);
+  const Vector r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  return p * (Vector)((n + 127) << 23);
+}
+
+// y[r][o] = x[r] . w[o] for R rows and O outputs, summed lane by lane.
+template <int R, int O, typename Weight>
+void tile(const float* x, int64_t x_stride, const Weight* w, int64_t w_stride, int64_t in, float* y, int64_t y_stride) {
+  Vector total[R][O] = {};
+  const int64_t whole = in - in % kBlock;
+  for (int64_t i = 0; i < whole; i += kBlock) {
+    Vector weights[O];
+    for (int o = 0; o < O; ++o) {
+      __builtin_prefetch(w + (o + O) * w_stride + i);
+      weights[o] = low(w + o * w_stride + i);
+    }
+    for (int r = 0; r < R; ++r) {
+      const Vector inputs = in_register(load(x + r * x_stride + i));
+      for (int o = 0; o < O; ++o) total[r][o] += inputs * weights[o];
+    }
+    for (int o = 0; o < O; ++o) weights[o] = high(w + o * w_stride + i);
+    for (int r = 0; r < R; ++r) {
+      const Vector inputs = in_register(load(x + r * x_stride + i + kLanes));
+      for (int o = 0; o < O; ++o) total[r][o] += inputs * weights[o];
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int o = 0; o < O; ++o) {
+      float value = sum(total[r][o]);
+      for (int64_t i = whole; i < in; ++i) value += x[r * x_stride + i] * widen(w[o * w_stride + i]);
+      y[r * y_stride + o] = value;
+    }
+}
+
+// All rows of O outputs, in tiles of nearly equal height.
+template <int O, typename Weight>
+void column(const float* x, int64_t rows, int64_t x_stride, const Weight* w, int64_t w_stride, int64_t in, float* y,
+            int64_t y_stride) {
+  for (int64_t tiles = (rows + kRows - 1) / kRows, r = 0; tiles > 0; --tiles) {
+    const int64_t height = (rows - r + tiles - 1) / tiles;
+    const float* const from = x + r * x_stride;
+    float* const to = y + r * y_stride;
+    switch (height) {
+      case 1: tile<1, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
+      case 2: tile<2, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
+      case 3: tile<3, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
+      case 4: tile<4, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
+      case 5: tile<5, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
+      case 6: tile<6, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
+    }
+    r += height;
+  }
+}
+
+struct Span {
+  int64_t first, last;
+};
+
+// The columns of y [rows, .] = x [rows, in] w^T that `own` names, w [., in].
+template <typename Weight>
+void product(const float* x, int64_t rows, int64_t x_stride, const Weight* w, int64_t w_stride, int64_t in, float* y,
+             int64_t y_stride, Span own) {
+  int64_t o = own.first;
+  for (; o + kOutputs <= own.last; o += kOutputs)
+    column<kOutputs>(x, rows, x_stride, w + o * w_stride, w_stride, in, y + o, y_stride);
+  for (; o < own.last; ++o) column<1>(x, rows, x_stride, w + o * w_stride, w_stride, in, y + o, y_stride);
+}
+
+// The share of `count` items that this thread of the team takes.
+Span share(int64_t count) {
+  const int64_t team = omp_get_num_threads(), rank = omp_get_thread_num();
+  return {count * rank / team, count * (rank + 1) / team};
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t width, float* y) {
+  Vector squares = {};
+  const int64_t whole = width - width % kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) squares += load(x + i) * load(x + i);
+  float total = sum(squares);
+  for (int64_t i = whole; i < width; ++i) total += x[i] * x[i];
+  const float scale = 1.0f / std::sqrt(total / float(width) + eps);
+  for (int64_t i = 0; i < width; ++i) y[i] = x[i] * scale * weight[i];
+}
+
+void rotate(float* head, const float* cos, const float* sin, int64_t width) {
+  const int64_t half = width / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = head[i], b = head[i + half];
+    head[i] = a * cos[i] + b * sin[i];
+    head[i + half] = b * cos[i + half] + a * sin[i + half];
+  }
+}
+
+// Scores to weights, in place; returns their sum. The tail is padded to whole vectors of weight zero.
+float soften(float* scores, int64_t count) {
+  float peak = scores[0];
+  for (int64_t s = 1; s < count; ++s) peak = scores[s] > peak ? scores[s] : peak;
+  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
+  for (int64_t s = count; s < padded; ++s) scores[s] = -INFINITY;
+  Vector total = {};
+  for (int64_t s = 0; s < padded; s += kLanes) {
+    const Vector weights = exponential(load(scores + s) - peak);
+    store(scores + s, weights);
+    total += weights;
+  }
+  return sum(total);
+}
+
+void mix(const float* weights, const float* values, int64_t count, float scale, int64_t width, float* y) {
+  constexpr int kWide = 4;
+  int64_t i = 0;
+  for (; i + kWide * kLanes <= width; i += kWide * kLanes) {
+    Vector total[kWide] = {};
+    for (int64_t s = 0; s < count; ++s)
+      for (int j = 0; j < kWide; ++j) total[j] += load(values + s * width + i + j * kLanes) * weights[s];
+    for (int j = 0; j < kWide; ++j) store(y + i + j * kLanes, total[j] * scale);
+  }
+  for (; i < width; ++i) {
+    float total = 0;
+    for (int64_t s = 0; s < count; ++s) total += values[s * width + i] * weights[s];
+    y[i] = total * scale;
+  }
+}
+
+// Adds bias, unless it is null, to the columns of y that `own` names.
+void add_bias(float* y, const float* bias, int64_t rows, int64_t stride, Span own) {
+  if (!bias) return;
+  for (int64_t t = 0; t < rows; ++t)
+    for (int64_t i = own.first; i < own.last; ++i) y[t * stride + i] += bias[i];
+}
+
+// x + y in the columns that `own` names, kept in x.
+void add(float* x, const float* y, int64_t rows, int64_t width, Span own) {
+  for (int64_t t = 0; t < rows; ++t)
+    for (int64_t i = own.first; i < own.last; ++i) x[t * width + i] += y[t * width + i];
+}
+
+// silu(gate) * up, kept in gate. The tail is padded to a whole vector, so that a value never depends on its place.
+void gate(float* gate, const float* up, Span own) {
+  for (int64_t i = own.first; i < own.last; i += kLanes) {
+    const int64_t count = own.last - i < kLanes ? own.last - i : kLanes;
+    float g[kLanes] = {}, u[kLanes] = {};
+    std::memcpy(g, gate + i, count * sizeof(float));
+    std::memcpy(u, up + i, count * sizeof(float));
+    const Vector x = load(g);
+    store(g, x / (1.0f + exponential(-x)) * load(u));
+    std::memcpy(gate + i, g, count * sizeof(float));
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+struct Shape {
+  int64_t width, inner, heads, kv_heads, head_width;
+  float eps;
+};
+
+struct Layer {
+  const float* input_norm;
+  const bf16* qkv;          // [(H + 2K) h, d]
+  const float* qkv_bias;    // biases may be null, and so may query_norm together with key_norm
+  const float* query_norm;
+  const float* key_norm;
+  const bf16* output;       // [d, H h]
+  const float* output_bias;
+  const float* mlp_norm;
+  const bf16* gate_up;      // [2 f, d]
+  const float* gate_up_bias;
+  const bf16* down;         // [d, f]
+  const float* down_bias;
+  int64_t window;           // positions that a token sees, itself included; 0: all
+};
+
+// Keys and values of layer l, head k, position s: keys + l * layer_stride + k * head_stride + s * h, values alike.
+struct Cache {
+  float* keys;
+  float* values;
+  int64_t layer_stride, head_stride, length;
+};
+
+}
+
+namespace {
+
+// Lengths of the parts of the scratch, each of whole cache lines: a row that straddles two is read twice.
+struct Scratch {
+  int64_t projected, attended, inner, added, group, visible;
+
+  Scratch(const Shape& shape, int64_t rows, int64_t visible)
+      : projected(whole_lines(rows * (shape.heads + 2 * shape.kv_heads) * shape.head_width)),
+        attended(whole_lines(rows * shape.heads * shape.head_width)),
+        inner(whole_lines(rows * 2 * shape.inner)),
+        added(whole_lines(rows * shape.width)),
+        group(shape.heads / shape.kv_heads),
+        visible(whole_lines(visible + kLanes)) {}
+
+  int64_t own() const { return added + group * visible; }
+  int64_t size(int threads) const { return projected + attended + inner + added + threads * own(); }
+  static int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Copy w [out, in] so that `low` and `high` find their halves; what does not fill a block stays as it is.
+void dspark_pack(const bf16* w, int64_t out, int64_t in, bf16* packed, int threads) {
+  const int64_t whole = in - in % kBlock;
+#pragma omp parallel for num_threads(threads)
+  for (int64_t o = 0; o < out; ++o) {
+    const bf16* const from = w + o * in;
+    bf16* const to = packed + o * in;
+    for (int64_t i = 0; i < whole; i += kBlock)
+      for (int lane = 0; lane < kLanes; ++lane) {
+        to[i + 2 * lane] = from[i + lane];
+        to[i + 2 * lane + 1] = from[i + lane + kLanes];
+      }
+    std::memcpy(to + whole, from + whole, (in - whole) * sizeof(bf16));
+  }
+}
+
+// y [rows, out] = x [rows, in] w^T + bias; bias may be null.
+void dspark_linear(const float* x, int64_t rows, int64_t in, const bf16* w, const float* bias, int64_t out, float* y,
+                   int threads) {
+#pragma omp parallel num_threads(threads)
+  {
+    const Span own = share(out);
+    product(x, rows, in, w, in, in, y, out, own);
+    add_bias(y, bias, rows, out, own);
+  }
+}
+
+// Floats of scratch that `dspark_layers` needs for rows tokens that see up to `visible` positions.
+int64_t dspark_scratch(const Shape* shape, int64_t rows, int64_t visible, int threads) {
+  return Scratch(*shape, rows, visible).size(threads);
+}
+
+// x [rows, d] at positions cache.length ... through all layers, in place. Keys and values are written to the cache.
+// cos, sin [rows, h] as Rotary.at gives them. A causal row sees the cache and rows up to itself, others all rows.
+// taps[l] [rows, .] with rows tap_stride apart receives the output of layer l where not null.
+void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float* x, int64_t rows, const Cache* cache,
+                   const float* cos, const float* sin, int causal, float* const* taps, int64_t tap_stride,
+                   float* scratch, int threads) {
+  const int64_t d = shape->width, f = shape->inner, h = shape->head_width, heads = shape->heads, kv = shape->kv_heads;
+  const int64_t group = heads / kv, all_heads = heads + 2 * kv, past = cache->length, end = past + rows;
+  const Scratch parts(*shape, rows, end);
+  float* const projected = scratch;                      // [rows, H + 2K, h]
+  float* const attended = projected + parts.projected;   // [rows, H, h]
+  float* const inner = attended + parts.attended;        // [rows, 2 f]
+  float* const added = inner + parts.inner;              // [rows, d]
+  float* const own = added + parts.added;                // per thread: normed [rows, d], scores [G, visible]
+  const float scale = 1.0f / std::sqrt(float(h));
+
+#pragma omp parallel num_threads(threads)
+  {
+    float* const normed = own + omp_get_thread_num() * parts.own();
+    float* const scores = normed + parts.added;
+    const Span qkv_share = share(all_heads * h), width_share = share(d), inner_share = share(f);
+    const Span row_head_share = share(rows * all_heads), attention_share = share(rows * kv);
+    for (int64_t l = 0; l < count; ++l) {
+      const Layer& layer = layers[l];
+      float* const keys = cache->keys + l * cache->layer_stride;
+      float* const values = cache->values + l * cache->layer_stride;
+
+      for (int64_t t = 0; t < rows; ++t) rms_norm(x + t * d, layer.input_norm, shape->eps, d, normed + t * d);
+      product(normed, rows, d, layer.qkv, d, d, projected, all_heads * h, qkv_share);
+      add_bias(projected, layer.qkv_bias, rows, all_heads * h, qkv_share);
+#pragma omp barrier
+      for (int64_t item = row_head_share.first; item < row_head_share.last; ++item) {
+        const int64_t t = item / all_heads, head = item % all_heads;
+        float* const at = projected + item * h;
+        if (head < heads + kv) {
+          const float* const norm = head < heads ? layer.query_norm : layer.key_norm;
+          if (norm) rms_norm(at, norm, shape->eps, h, at);
+          rotate(at, cos + t * h, sin + t * h, h);
+        }
+        if (head < heads)
+          for (int64_t i = 0; i < h; ++i) at[i] *= scale;
+        else if (head < heads + kv)
+          std::memcpy(keys + (head - heads) * cache->head_stride + (past + t) * h, at, h * sizeof(float));
+        else
+          std::memcpy(values + (head - heads - kv) * cache->head_stride + (past + t) * h, at, h * sizeof(float));
+      }
+#pragma omp barrier
+      for (int64_t item = attention_share.first; item < attention_share.last; ++item) {
+        const int64_t t = item % rows, k = item / rows;
+        const int64_t last = causal ? past + t + 1 : end;
+        const int64_t first = layer.window && last > layer.window ? last - layer.window : 0;
+        const int64_t seen = last - first, stride = parts.visible;
+        const int64_t offset = k * cache->head_stride + first * h;
+        const float* const query = projected + (t * all_heads + k * group) * h;
+        product(query, group, h, keys + offset, h, h, scores, stride, {0, seen});
+        for (int64_t g = 0; g < group; ++g) {
+          const float total = soften(scores + g * stride, seen);
+          mix(scores + g * stride, values + offset, seen, 1.0f / total, h,
+              attended + (t * heads + k * group + g) * h);
+        }
+      }
+#pragma omp barrier
+      product(attended, rows, heads * h, layer.output, heads * h, heads * h, added, d, width_share);
+      add_bias(added, layer.output_bias, rows, d, width_share);
+      add(x, added, rows, d, width_share);
+#pragma omp barrier
+      for (int64_t t = 0; t < rows; ++t) rms_norm(x + t * d, layer.mlp_norm, shape->eps, d, normed + t * d);
+      product(normed, rows, d, layer.gate_up, d, d, inner, 2 * f, inner_share);
+      product(normed, rows, d, layer.gate_up + f * d, d, d, inner + f, 2 * f, inner_share);
+      if (layer.gate_up_bias) {
+        add_bias(inner, layer.gate_up_bias, rows, 2 * f, inner_share);
+        add_bias(inner + f, layer.gate_up_bias + f, rows, 2 * f, inner_share);
+      }
+      for (int64_t t = 0; t < rows; ++t) gate(inner + t * 2 * f, inner + t * 2 * f + f, inner_share);
+#pragma omp barrier
+      product(inner, rows, 2 * f, layer.down, f, f, added, d, width_share);
+      add_bias(added, layer.down_bias, rows, d, width_share);
+      add(x, added, rows, d, width_share);
+      if (taps[l])
+        for (int64_t t = 0; t < rows; ++t)
+          for (int64_t i = width_share.first; i < width_share.last; ++i) taps[l][t * tap_stride + i] = x[t * d + i];
+#pragma omp barrier
+    }
+  }
+}
+}

@@ -1,0 +1,128 @@
+"""`decoder.cpp` as a shared library: compiled once per processor and source with the system's compiler, then cached."""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+from dspark.cache_root import cache_root
+from dspark.errors import DependencyError
+from dspark.nn.processor import processor_flags
+
+SWITCH = "DSPARK_COMPILED"
+"""Set this variable to 0 to do without compiled kernels."""
+
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+_SECONDS = 120
+
+
+class ShapeStruct(Structure):
+    """`Shape` of decoder.cpp."""
+
+    _fields_ = (
+        ("width", c_int64), ("inner", c_int64), ("heads", c_int64), ("kv_heads", c_int64), ("head_width", c_int64),
+        ("eps", c_float),
+    )  # fmt: skip
+
+
+class LayerStruct(Structure):
+    """`Layer` of decoder.cpp."""
+
+    _fields_ = (
+        ("input_norm", c_void_p), ("qkv", c_void_p), ("qkv_bias", c_void_p), ("query_norm", c_void_p),
+        ("key_norm", c_void_p), ("output", c_void_p), ("output_bias", c_void_p), ("mlp_norm", c_void_p),
+        ("gate_up", c_void_p), ("gate_up_bias", c_void_p), ("down", c_void_p), ("down_bias", c_void_p),
+        ("window", c_int64),
+    )  # fmt: skip
+
+
+class CacheStruct(Structure):
+    """`Cache` of decoder.cpp."""
+
+    _fields_ = (
+        ("keys", c_void_p), ("values", c_void_p), ("layer_stride", c_int64), ("head_stride", c_int64),
+        ("length", c_int64),
+    )  # fmt: skip
+
+
+def decoder_library() -> ctypes.CDLL:
+    """The library, compiled now (about five seconds) if this machine has not done so before.
+
+    Raises:
+        DependencyError: it cannot be had here, and why.
+    """
+    library = _library_or_reason()
+    if isinstance(library, str):
+        raise DependencyError(library)
+    return library
+
+
+@cache
+def _library_or_reason() -> ctypes.CDLL | str:
+    """Tried once: a compiler that fails would fail again, seconds later."""
+    try:
+        return _open()
+    except DependencyError as error:
+        return str(error)
+
+
+def _open() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_compiled(files(__package__).joinpath("decoder.cpp").read_bytes())))
+    library.dspark_pack.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int)
+    library.dspark_linear.argtypes = (
+        c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int,
+    )  # fmt: skip
+    library.dspark_scratch.argtypes = (POINTER(ShapeStruct), c_int64, c_int64, c_int)
+    library.dspark_scratch.restype = c_int64
+    library.dspark_layers.argtypes = (
+        POINTER(ShapeStruct), POINTER(LayerStruct), c_int64, c_void_p, c_int64, POINTER(CacheStruct),
+        c_void_p, c_void_p, c_int, POINTER(c_void_p), c_int64, c_void_p, c_int,
+    )  # fmt: skip
+    for function in (library.dspark_pack, library.dspark_linear, library.dspark_layers):
+        function.restype = None
+    return library
+
+
+def _compiled(source: bytes) -> Path:
+    compiler = _compiler()
+    made_from = "\n".join((compiler, *_FLAGS, *sorted(processor_flags()))).encode()
+    path = cache_root() / "compiled" / f"decoder-{sha256(made_from + source).hexdigest()[:16]}.so"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _compile(compiler, source, path)
+    return path
+
+
+def _compiler() -> str:
+    if os.environ.get(SWITCH) == "0":
+        raise DependencyError(f"compiled kernels are switched off by {SWITCH}=0")
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise DependencyError("compiled kernels are made for Linux on x86-64 only")
+    if not {"avx2", "fma"} <= processor_flags():
+        raise DependencyError("compiled kernels need a processor with AVX2 and FMA")
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    if compiler is None:
+        raise DependencyError("no C++ compiler found; install g++ for faster decoding on this processor")
+    return compiler
+
+
+def _compile(compiler: str, source: bytes, path: Path) -> None:
+    """Compile into a temporary directory beside `path` and move the result there, whole."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        code, library = Path(scratch) / "decoder.cpp", Path(scratch) / "decoder.so"
+        code.write_bytes(source)
+        command = [compiler, *_FLAGS, str(code), "-o", str(library)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or str(error).encode()
+            last = said.decode(errors="replace").strip().splitlines()[-1:]
+            raise DependencyError(f"{compiler} could not compile the decoder kernels: {' '.join(last)}") from error
+        library.replace(path)

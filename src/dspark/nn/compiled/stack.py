@@ -1,0 +1,117 @@
+"""A stack of decoder layers in one compiled call. T rows, d width, H query and K key/value heads, h head width."""
+
+from collections.abc import Mapping, Sequence
+from ctypes import byref, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.nn.compiled.library import CacheStruct, LayerStruct, ShapeStruct, decoder_library
+from dspark.nn.compiled.linear import CompiledLinear
+from dspark.nn.rope import Rotary
+
+CHUNK = 64
+"""Rows of one call: their activations fit the second-level cache, and weights are read once for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackShape:
+    """Sizes that all layers share; `inner` is the width between the MLP's products."""
+
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayer:
+    """Weights of a pre-norm layer: `qkv` [(H + 2K) h, d], `gate_up` [2 f, d], norms float32. `window` None sees all."""
+
+    input_norm: Tensor
+    qkv: CompiledLinear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: CompiledLinear
+    mlp_norm: Tensor
+    gate_up: CompiledLinear
+    down: CompiledLinear
+    window: int | None = None
+
+    def struct(self) -> LayerStruct:
+        """Addresses of the weights, which live as long as this layer."""
+        return LayerStruct(
+            _address(self.input_norm), _address(self.qkv.packed), _address(self.qkv.bias), _address(self.query_norm),
+            _address(self.key_norm), _address(self.output.packed), _address(self.output.bias),
+            _address(self.mlp_norm), _address(self.gate_up.packed), _address(self.gate_up.bias),
+            _address(self.down.packed), _address(self.down.bias), self.window or 0,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StackCache:
+    """Float32 keys and values [L, K, capacity, h], strided alike and contiguous in the last two axes."""
+
+    keys: Tensor
+    values: Tensor
+
+    def struct(self, length: int) -> CacheStruct:
+        """Addresses and strides, with `length` positions taken."""
+        layer_stride, head_stride = self.keys.stride()[:2]
+        return CacheStruct(self.keys.data_ptr(), self.values.data_ptr(), layer_stride, head_stride, length)
+
+
+class CompiledStack:
+    """Layers of one shape; `rotary` turns queries and keys of every head."""
+
+    def __init__(self, shape: StackShape, layers: Sequence[StackLayer], rotary: Rotary) -> None:
+        self._library = decoder_library()
+        self._shape = ShapeStruct(
+            shape.width, shape.inner, shape.heads, shape.kv_heads, shape.head_width, shape.eps
+        )  # fmt: skip
+        self._kept = tuple(layers)
+        self._layers = (LayerStruct * len(layers))(*(layer.struct() for layer in layers))
+        self._rotary = rotary
+        self._cos, self._sin = rotary.at(torch.arange(0))
+        self._scratch = torch.empty(0)
+
+    def run(
+        self, x: Tensor, cache: StackCache, length: int, taps: Mapping[int, Tensor] | None = None, causal: bool = True
+    ) -> Tensor:
+        """Output [T, d] of the last layer for rows `x` [T, d] at positions `length` ... of the cache, written there.
+
+        Causal rows see the cache and the rows up to themselves, others all of both. `taps` maps layers to the
+        tensors [T, d] (rows may be strided, all alike) that receive their outputs.
+        """
+        x = x.clone(memory_format=torch.contiguous_format)
+        size = CHUNK if causal else len(x)
+        for first in range(0, len(x), size):
+            rows = slice(first, first + size)
+            self._call(x[rows], cache.struct(length + first), {k: tap[rows] for k, tap in (taps or {}).items()}, causal)
+        return x
+
+    def _call(self, x: Tensor, cache: CacheStruct, taps: Mapping[int, Tensor], causal: bool) -> None:
+        end, threads = cache.length + len(x), torch.get_num_threads()
+        self._prepare(len(x), end, threads)
+        addresses = (c_void_p * len(self._layers))(*(_address(taps.get(k)) for k in range(len(self._layers))))
+        stride = next((tap.stride(0) for tap in taps.values()), 0)
+        cos, sin = self._cos[cache.length :], self._sin[cache.length :]
+        self._library.dspark_layers(
+            byref(self._shape), self._layers, len(self._layers), x.data_ptr(), len(x), byref(cache), cos.data_ptr(),
+            sin.data_ptr(), int(causal), addresses, stride, self._scratch.data_ptr(), threads,
+        )  # fmt: skip
+
+    def _prepare(self, rows: int, end: int, threads: int) -> None:
+        """Let the tables reach position `end` and the scratch hold a call of `rows`; both only grow."""
+        if end > len(self._cos):
+            self._cos, self._sin = (t.contiguous() for t in self._rotary.at(torch.arange(max(end, 2 * len(self._cos)))))
+        needed = self._library.dspark_scratch(byref(self._shape), rows, end, threads)
+        if needed > len(self._scratch):
+            self._scratch = torch.empty(2 * needed)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

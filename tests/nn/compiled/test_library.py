@@ -1,0 +1,58 @@
+"""What happens where the kernels cannot be compiled, and that compiling happens once."""
+
+import pytest
+import torch
+
+from dspark.errors import DependencyError
+from dspark.nn.compiled import library
+from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.kernel_choice import choose_kernel
+
+compiles = pytest.mark.skipif(not CompiledKernel.available(), reason="kernels do not compile here: no C++ compiler")
+
+
+@pytest.fixture
+def untried(monkeypatch, tmp_path):
+    """A process that has not looked for the library yet, with an empty cache."""
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    library._library_or_reason.cache_clear()
+    yield tmp_path
+    library._library_or_reason.cache_clear()
+
+
+def test_switched_off_the_choice_falls_back_and_says_why(untried, monkeypatch):
+    monkeypatch.setenv("DSPARK_COMPILED", "0")
+    choice = choose_kernel("auto", torch.bfloat16, frozenset({"avx2"}))
+    assert choice.kernel.name != "compiled"
+    assert not CompiledKernel.available()
+    if choice.kernel.name == "fp16":
+        assert "switched off by DSPARK_COMPILED=0" in choice.reason
+
+
+@compiles
+def test_a_compiler_that_fails_is_named_and_not_tried_again(untried, monkeypatch):
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(DependencyError, match="false could not compile"):
+        library.decoder_library()
+    monkeypatch.delenv("CXX")
+    with pytest.raises(DependencyError, match="false could not compile"):
+        library.decoder_library()
+    assert list((untried / "compiled").iterdir()) == []
+
+
+@compiles
+def test_without_a_compiler_the_cure_is_named(untried, monkeypatch):
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    with pytest.raises(DependencyError, match="install g\\+\\+"):
+        library.decoder_library()
+
+
+@compiles
+@pytest.mark.slow
+def test_the_library_is_compiled_once_and_found_again(untried, monkeypatch):
+    library.decoder_library()
+    (compiled,) = (untried / "compiled").iterdir()
+    monkeypatch.setattr(library, "_compile", lambda *arguments: pytest.fail("compiled again"))
+    library._library_or_reason.cache_clear()
+    library.decoder_library()
+    assert list((untried / "compiled").iterdir()) == [compiled]

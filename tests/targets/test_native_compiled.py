@@ -1,0 +1,66 @@
+"""The compiled stack against the torch layers on the same bfloat16 weights, and against itself in pieces."""
+
+import pytest
+import torch
+
+from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.compiled.stack import CHUNK
+from dspark.targets.checkpoint import build_target, read_directory
+
+pytestmark = pytest.mark.skipif(not CompiledKernel.available(), reason="kernels do not compile here: no C++ compiler")
+
+TOKENS = torch.tensor([5, 9, 2, 44, 31, 8, 8, 60, 17, 1, 25, 50, 3, 12])
+TAPS = (-1, 1, 0)
+
+
+def load(tiny, kernel):
+    return build_target(read_directory(tiny.directory), torch.bfloat16, kernel)
+
+
+def run(target, pieces=(14,), tokens=TOKENS):
+    cache = target.new_cache(len(tokens))
+    outputs = [target.forward(piece, cache, TAPS) for piece in tokens.split(pieces)]
+    last_hidden = torch.cat([output.last_hidden for output in outputs])
+    return target.logits(last_hidden), torch.cat([output.features for output in outputs]), cache
+
+
+@pytest.mark.parametrize("pieces", [(14,), (1,) * 14, (6, 1, 4, 1, 2)])
+def test_it_computes_what_the_torch_layers_compute(variant, pieces):
+    logits, features, cache = run(load(variant, "compiled"), pieces)
+    expected_logits, expected_features, expected = run(load(variant, "onednn"))
+    torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(features, expected_features, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(cache.whole_keys, expected.whole_keys, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(cache.whole_values, expected.whole_values, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pieces", [(1,) * 14, (7, 7), (8, 2, 4), (3, 11)])
+def test_the_bits_of_a_position_do_not_depend_on_what_runs_with_it(variant, pieces):
+    target = load(variant, "compiled")
+    for found, expected in zip(run(target, pieces)[:2], run(target)[:2], strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_long_prompts_run_in_chunks(llama):
+    tokens = torch.arange(2 * CHUNK + 5) % 60
+    logits, features, _ = run(load(llama, "compiled"), (len(tokens),), tokens)
+    expected_logits, expected_features, _ = run(load(llama, "onednn"), (len(tokens),), tokens)
+    torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(features, expected_features, atol=1e-4, rtol=1e-4)
+
+
+def test_it_is_the_choice_for_bfloat16_weights_without_bfloat16_instructions(llama):
+    target = load(llama, "compiled")
+    assert target.kernel.row_invariant
+    assert isinstance(target.kernel, CompiledKernel)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_threads_gives_the_same_bits(llama, threads):
+    target = load(llama, "compiled")
+    expected, before = run(target)[0], torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(run(target)[0], expected)
+    finally:
+        torch.set_num_threads(before)
