@@ -1,17 +1,35 @@
-"""Decoding an evaluation prompt, turn by turn, with the loop that serves users."""
+"""Decoding an evaluation prompt, turn by turn, with the loop that serves users or one that stands in for it."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from dspark.core.tau import RoundTally
 from dspark.data.chat import Message
 from dspark.data.text import TextCodec
-from dspark.engine.reference import ReferenceLoop
+from dspark.engine.options import DecodeOptions
+from dspark.engine.result import GenerationResult
+from dspark.engine.stops import Detokeniser
 from dspark.evaluation.evaluate import PromptOutcome
 from dspark.evaluation.prompts import Prompt
-from dspark.types import SamplingParams
+from dspark.types import Drafter, SamplingParams, Target
+
+
+class Loop(Protocol):
+    """Answers prompts: the reference loop, or its replay."""
+
+    @property
+    def target(self) -> Target: ...
+    @property
+    def drafter(self) -> Drafter | None: ...
+    @property
+    def options(self) -> DecodeOptions: ...
+
+    def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, detokeniser: Detokeniser | None = None
+    ) -> GenerationResult: ...
 
 
 def turn_seed(seed: int, turn: int) -> int:
@@ -25,7 +43,7 @@ def turn_seed(seed: int, turn: int) -> int:
 class PromptDecoder:
     """Answers each turn of a prompt, earlier answers staying in the conversation (MT-Bench has two turns)."""
 
-    loop: ReferenceLoop
+    loop: Loop
     codec: TextCodec
     params: SamplingParams
 

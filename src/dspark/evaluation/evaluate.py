@@ -90,7 +90,7 @@ class Journal:
             self._append({"settings": settings})
             return
         try:
-            first, *rows = [json.loads(line) for line in _whole_lines(path)]
+            first, *rows = [json.loads(line) for line in whole_lines(path)]
             found = first["settings"]
             self._done = {(row["set"], row["digest"], row["seed"]): _from_json(row) for row in rows}
         except (ValueError, KeyError, TypeError) as error:
@@ -132,8 +132,8 @@ def evaluate(
     return EvalReport(tuple(reports), mean, mean_ratio_interval(groups))
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The lines of a journal; one that a kill cut short is removed from the file."""
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that is only appended to; one that a kill cut short is removed from the file."""
     text = path.read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
