@@ -128,10 +128,10 @@ class DFlash(nn.Module):
     def extend(self, features: Tensor, cache: Cache) -> None:
         """Append the context K/V of the next T positions, from their features [T, m * d]; earlier ones stay."""
         own = DraftCache.own(cache)
-        context = self.context(features)
         if self.compiled is not None:
-            self.compiled.extend(context, own)
+            self.compiled.extend(features, own)
             return
+        context = self.context(features)
         rope = self.rotary.at(torch.tensor(own.reserve(len(features)), device=self.device))
         for index, layer in enumerate(self.draft_layers()):
             own.append(index, *layer.self_attn.keys_values(context, rope))

@@ -1,65 +1,60 @@
-"""The DFlash backbone in compiled calls, for inference: one for a block, one product for all layers' context K/V.
+"""The DFlash backbone in compiled calls, for inference: one for a block, one for all layers' context K/V.
 
-Shapes: G slots (gamma), T context tokens, L layers, K key/value heads, h head width, d width.
+Shapes: G slots (gamma), T context tokens, m taps, d width.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dspark.drafters.cache import DraftCache
+from dspark.nn.compiled.context import CompiledContext
 from dspark.nn.compiled.linear import CompiledKernel, CompiledLinear
 from dspark.nn.compiled.stack import CompiledStack, StackCache, StackLayer, StackShape
 from dspark.nn.linear import LinearKernel
 from dspark.nn.norm import RMSNorm
-from dspark.nn.rope import Rotary, apply_rotary
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from dspark.drafters.backbone import DraftLayer
-    from dspark.drafters.config import DrafterConfig
+    from dspark.drafters.backbone import DFlash, DraftLayer
 
 
 class CompiledBackbone:
-    """`layers` of a drafter whose weights are constants; they are copied."""
+    """The constants of a drafter's backbone, copied."""
 
-    def __init__(self, config: "DrafterConfig", layers: "Sequence[DraftLayer]", rotary: Rotary) -> None:
+    def __init__(self, backbone: "DFlash") -> None:
+        config, layers = backbone.config, backbone.draft_layers()
         shape = StackShape(
             config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads,
             config.head_dim, config.rms_norm_eps,
         )  # fmt: skip
-        self._stack = CompiledStack(shape, [_stack_layer(layer) for layer in layers], rotary)
         attention = [layer.self_attn for layer in layers]
-        self._heads = (len(layers), 2, config.num_key_value_heads, config.head_dim)
-        self._keys_values = _side_by_side(*(linear for a in attention for linear in (a.k_proj, a.v_proj)))
-        self._key_norms = torch.stack([a.k_norm.weight.detach().float() for a in attention]).unsqueeze(1)
-        self._eps = config.rms_norm_eps
-        self._rotary = rotary
+        self._stack = CompiledStack(shape, [_stack_layer(layer) for layer in layers], backbone.rotary)
+        self._context = CompiledContext(
+            shape,
+            combine=_side_by_side(backbone.fc),
+            norm=_scale(backbone.hidden_norm),
+            keys_values=_side_by_side(*(linear for a in attention for linear in (a.k_proj, a.v_proj))),
+            key_norms=torch.stack([_scale(a.k_norm) for a in attention]),
+            rotary=backbone.rotary,
+        )
 
     def block(self, x: Tensor, cache: DraftCache) -> Tensor:
         """Output [G, d] of the last layer for an embedded block `x` [G, d] behind the context of `cache`."""
         return self._stack.run(x, StackCache(cache.keys, cache.values), cache.length, causal=False)
 
-    def extend(self, context: Tensor, cache: DraftCache) -> None:
-        """Write keys and values of `context` [T, d] behind those of `cache`, whose length grows by T."""
-        positions = cache.reserve(len(context))
-        key, value = self._keys_values(context).view(len(context), *self._heads).unbind(2)
-        key = torch.nn.functional.rms_norm(key, key.shape[-1:], None, self._eps) * self._key_norms
-        cos, sin = self._rotary.at(torch.arange(positions.start, positions.stop))
-        key = apply_rotary(key.flatten(1, 2), cos, sin).view(value.shape)
-        for store, rows in ((cache.keys, key), (cache.values, value)):
-            store[:, :, positions.start : positions.stop] = rows.permute(1, 2, 0, 3)
-        cache.length += len(context)
+    def extend(self, features: Tensor, cache: DraftCache) -> None:
+        """Write keys and values of `features` [T, m d] behind those of `cache`, whose length grows by T."""
+        positions = cache.reserve(len(features))
+        self._context.extend(features, StackCache(cache.keys, cache.values), positions.start)
+        cache.length = positions.stop
 
 
-def compiled_backbone(
-    config: "DrafterConfig", layers: "Sequence[DraftLayer]", rotary: Rotary, kernel: LinearKernel
-) -> CompiledBackbone | None:
-    """The compiled form of `layers`, or None if `kernel` is another one."""
-    return CompiledBackbone(config, layers, rotary) if isinstance(kernel, CompiledKernel) else None
+def compiled_backbone(backbone: "DFlash", kernel: LinearKernel) -> CompiledBackbone | None:
+    """The compiled form of `backbone`, or None if `kernel` is another one."""
+    return CompiledBackbone(backbone) if isinstance(kernel, CompiledKernel) else None
 
 
 def _stack_layer(layer: "DraftLayer") -> StackLayer:

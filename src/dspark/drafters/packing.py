@@ -40,7 +40,7 @@ def pack_drafter(drafter: DSpark, kernel: LinearKernel) -> DSpark:
     Drafts change by rounding at most, which acceptance may feel but losslessness does not. For inference only: the
     drafter's parameters are gone.
     """
-    drafter.compiled = compiled_backbone(drafter.config, drafter.draft_layers(), drafter.rotary, kernel)
+    drafter.compiled = compiled_backbone(drafter, kernel)
     for parent in list(drafter.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):

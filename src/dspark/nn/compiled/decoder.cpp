@@ -413,4 +413,46 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
     }
   }
 }
+
+struct Context {
+  int64_t features;          // m d
+  const bf16* combine;       // [d, m d]
+  const float* norm;
+  const bf16* keys_values;   // [L 2 K h, d]: of every layer, keys before values
+  const float* bias;         // [L 2 K h] or null
+  const float* key_norms;    // [L, h]
+};
+
+// Keys and values of all layers for rows [rows, m d] of features, written to the cache behind its length.
+// scratch holds rows (d + L 2 K h) floats and rows d per thread.
+void dspark_context(const Shape* shape, const Context* context, int64_t count, const float* x, int64_t rows,
+                    const Cache* cache, const float* cos, const float* sin, float* scratch, int threads) {
+  const int64_t d = shape->width, h = shape->head_width, kv = shape->kv_heads, heads = count * 2 * kv;
+  float* const combined = scratch;
+  float* const projected = combined + rows * d;
+  float* const own = projected + rows * heads * h;
+
+#pragma omp parallel num_threads(threads)
+  {
+    float* const normed = own + omp_get_thread_num() * rows * d;
+    const Span head_share = share(heads);
+    product(x, rows, context->features, context->combine, context->features, context->features, combined, d, share(d));
+#pragma omp barrier
+    for (int64_t t = 0; t < rows; ++t) rms_norm(combined + t * d, context->norm, shape->eps, d, normed + t * d);
+    const Span columns = {head_share.first * h, head_share.last * h};
+    product(normed, rows, d, context->keys_values, d, d, projected, heads * h, columns);
+    add_bias(projected, context->bias, rows, heads * h, columns);
+    for (int64_t t = 0; t < rows; ++t)
+      for (int64_t head = head_share.first; head < head_share.last; ++head) {
+        float* const at = projected + (t * heads + head) * h;
+        const int64_t layer = head / (2 * kv), k = head % (2 * kv);
+        const int64_t place = layer * cache->layer_stride + k % kv * cache->head_stride + (cache->length + t) * h;
+        if (k < kv) {
+          rms_norm(at, context->key_norms + layer * h, shape->eps, h, at);
+          rotate(at, cos + t * h, sin + t * h, h);
+        }
+        std::memcpy((k < kv ? cache->keys : cache->values) + place, at, h * sizeof(float));
+      }
+  }
+}
 }

@@ -64,6 +64,15 @@ def decoder_library() -> ctypes.CDLL:
     return library
 
 
+class ContextStruct(Structure):
+    """`Context` of decoder.cpp."""
+
+    _fields_ = (
+        ("features", c_int64), ("combine", c_void_p), ("norm", c_void_p), ("keys_values", c_void_p),
+        ("bias", c_void_p), ("key_norms", c_void_p),
+    )  # fmt: skip
+
+
 @cache
 def _library_or_reason() -> ctypes.CDLL | str:
     """Tried once: a compiler that fails would fail again, seconds later."""
@@ -85,7 +94,11 @@ def _open() -> ctypes.CDLL:
         POINTER(ShapeStruct), POINTER(LayerStruct), c_int64, c_void_p, c_int64, POINTER(CacheStruct),
         c_void_p, c_void_p, c_int, POINTER(c_void_p), c_int64, c_void_p, c_int,
     )  # fmt: skip
-    for function in (library.dspark_pack, library.dspark_linear, library.dspark_layers):
+    library.dspark_context.argtypes = (
+        POINTER(ShapeStruct), POINTER(ContextStruct), c_int64, c_void_p, c_int64, POINTER(CacheStruct), c_void_p,
+        c_void_p, c_void_p, c_int,
+    )  # fmt: skip
+    for function in (library.dspark_pack, library.dspark_linear, library.dspark_layers, library.dspark_context):
         function.restype = None
     return library
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dspark.nn.compiled.library import CacheStruct, LayerStruct, ShapeStruct, decoder_library
 from dspark.nn.compiled.linear import CompiledLinear
+from dspark.nn.compiled.rotary_table import RotaryTable
 from dspark.nn.rope import Rotary
 
 CHUNK = 64
@@ -25,6 +26,10 @@ class StackShape:
     kv_heads: int
     head_width: int
     eps: float
+
+    def struct(self) -> ShapeStruct:
+        """As decoder.cpp takes it."""
+        return ShapeStruct(self.width, self.inner, self.heads, self.kv_heads, self.head_width, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +74,10 @@ class CompiledStack:
 
     def __init__(self, shape: StackShape, layers: Sequence[StackLayer], rotary: Rotary) -> None:
         self._library = decoder_library()
-        self._shape = ShapeStruct(
-            shape.width, shape.inner, shape.heads, shape.kv_heads, shape.head_width, shape.eps
-        )  # fmt: skip
+        self._shape = shape.struct()
         self._kept = tuple(layers)
         self._layers = (LayerStruct * len(layers))(*(layer.struct() for layer in layers))
-        self._rotary = rotary
-        self._cos, self._sin = rotary.at(torch.arange(0))
+        self._rotary = RotaryTable(rotary)
         self._scratch = torch.empty(0)
 
     def run(
@@ -95,22 +97,18 @@ class CompiledStack:
 
     def _call(self, x: Tensor, cache: CacheStruct, taps: Mapping[int, Tensor], causal: bool) -> None:
         end, threads = cache.length + len(x), torch.get_num_threads()
-        self._prepare(len(x), end, threads)
+        self._reserve(self._library.dspark_scratch(byref(self._shape), len(x), end, threads))
+        cos, sin = self._rotary.rows(cache.length, end)
         addresses = (c_void_p * len(self._layers))(*(_address(taps.get(k)) for k in range(len(self._layers))))
         stride = next((tap.stride(0) for tap in taps.values()), 0)
-        cos, sin = self._cos[cache.length :], self._sin[cache.length :]
         self._library.dspark_layers(
             byref(self._shape), self._layers, len(self._layers), x.data_ptr(), len(x), byref(cache), cos.data_ptr(),
             sin.data_ptr(), int(causal), addresses, stride, self._scratch.data_ptr(), threads,
         )  # fmt: skip
 
-    def _prepare(self, rows: int, end: int, threads: int) -> None:
-        """Let the tables reach position `end` and the scratch hold a call of `rows`; both only grow."""
-        if end > len(self._cos):
-            self._cos, self._sin = (t.contiguous() for t in self._rotary.at(torch.arange(max(end, 2 * len(self._cos)))))
-        needed = self._library.dspark_scratch(byref(self._shape), rows, end, threads)
-        if needed > len(self._scratch):
-            self._scratch = torch.empty(2 * needed)
+    def _reserve(self, floats: int) -> None:
+        if floats > len(self._scratch):
+            self._scratch = torch.empty(2 * floats)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -1,0 +1,21 @@
+"""Cosines and sines of all positions used so far, computed once instead of at every step."""
+
+import torch
+from torch import Tensor
+
+from dspark.nn.rope import Rotary
+
+
+class RotaryTable:
+    """`Rotary.at` of positions 0, 1, ..., grown by doubling."""
+
+    def __init__(self, rotary: Rotary) -> None:
+        self._rotary = rotary
+        self._cos, self._sin = rotary.at(torch.arange(0))
+
+    def rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin), each [end - start, h] and contiguous."""
+        if end > len(self._cos):
+            positions = torch.arange(max(end, 2 * len(self._cos)))
+            self._cos, self._sin = self._rotary.at(positions)
+        return self._cos[start:end], self._sin[start:end]
