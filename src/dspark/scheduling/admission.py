@@ -1,0 +1,46 @@
+"""Which candidates fit into a budget: the most valuable first. Shapes: B requests, gamma drafts each."""
+
+import numpy as np
+
+from dspark.scheduling.arrays import Floats, Ints
+from dspark.scheduling.round import Batch
+
+
+def admit(batch: Batch, value: Floats, budget: int | None, gains: Floats | None = None) -> Ints:
+    """Lengths [B]: the floors, and of the other candidates `value` [gamma, B] as many as the budget holds.
+
+    Candidates of value 0 are never admitted, equal ones by position, then slot. As value does not increase with
+    position, those admitted are prefixes, and with a budget fixed before drafting the choice can be replayed as one
+    that reveals a draft only after all before it are admitted: it anticipates nothing. `gains`, the other candidates in
+    descending order, saves looking for the last one.
+    """
+    budget = batch.room if budget is None else min(budget, batch.room)
+    chosen = top(batch.optional(value), max(budget - batch.floor_tokens, 0), gains)
+    return chosen if batch.floors is None else chosen + batch.floors
+
+
+def top(value: Floats, count: int, gains: Floats | None = None) -> Ints:
+    """How many [B] of the `count` largest positive entries of `value` [gamma, B] lie in each column.
+
+    `gains` are these entries in descending order, if they are known.
+    """
+    columns = value.shape[1]
+    if count == 0:
+        return np.zeros(columns, dtype=np.int64)
+    least = _nth_largest(value, count) if gains is None else gains[min(count, len(gains)) - 1] if len(gains) else 0
+    lengths: Ints = (value > least).sum(axis=0)
+    missing = count - int(lengths.sum())
+    if least > 0 and missing > 0:
+        lengths += np.bincount(np.flatnonzero(value == least)[:missing] % columns, minlength=columns)
+    return lengths
+
+
+def _nth_largest(value: Floats, n: int) -> float:
+    place = max(value.size - n, 0)
+    return float(np.partition(value, place, axis=None)[place])
+
+
+def descending(value: Floats) -> Floats:
+    """The positive entries of `value`, largest first."""
+    ordered = np.sort(value, axis=None)
+    return ordered[np.searchsorted(ordered, 0.0, side="right") :][::-1]

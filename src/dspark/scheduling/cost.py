@@ -1,0 +1,27 @@
+"""What a round costs, as schedulers see it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dspark.scheduling.arrays import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundSeconds:
+    """Seconds of one round: `plain` without drafting, `drafted` [n + 1] with it and 0 ... n drafts verified.
+
+    `resolved` is False when the differences within the curve are no larger than its noise: then there is no ground for
+    trimming.
+    """
+
+    plain: float
+    drafted: Floats
+    resolved: bool
+
+
+class CostModel(Protocol):
+    """Whole-round time: draft(requests) + verify(tokens, context) + overhead (contract 3)."""
+
+    def round_seconds(self, requests: int, drafting: int, most: int, context: float) -> RoundSeconds:
+        """A round of `requests`, `drafting` of which draft, for each number of verified drafts from 0 to `most`."""
+        ...

@@ -1,0 +1,181 @@
+"""Measured seconds of a round's parts, as a value: every measured point is kept, however jagged the curve."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dspark.errors import CompatibilityError, ConfigError, FormatError
+from dspark.scheduling.arrays import Floats
+from dspark.scheduling.cost import RoundSeconds
+
+FORMAT = "dspark-cost-table-1"
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """verify_seconds[i][k] of a forward of tokens[k] rows at contexts[i] committed positions per request.
+
+    `draft_seconds[k]` is the time of requests[k] drafting their whole block, `overhead_seconds` the rest of a round.
+    `noise` is the relative error of an entry: two that differ by less are not told apart. With `padded`, a batch runs
+    at the next measured size, as captured graphs do; otherwise times are linear between measured points. Beyond the
+    last point, time grows in proportion (rows, requests) or with the last slope (context). `subject` names what was
+    measured: hardware, models, versions, settings.
+
+    Raises:
+        ConfigError: a field cannot be, or the curve has holes; the message names it.
+    """
+
+    tokens: tuple[int, ...]
+    contexts: tuple[int, ...]
+    verify_seconds: tuple[tuple[float, ...], ...]
+    requests: tuple[int, ...]
+    draft_seconds: tuple[float, ...]
+    overhead_seconds: float = 0.0
+    noise: float = 0.0
+    padded: bool = False
+    subject: str = ""
+    _verify: Floats = field(init=False, repr=False, compare=False)
+    _draft: Floats = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name, grid in (("tokens", self.tokens), ("contexts", self.contexts), ("requests", self.requests)):
+            _check_grid(name, grid, least=0 if name == "contexts" else 1)
+        if len(self.verify_seconds) != len(self.contexts):
+            raise ConfigError(f"verify_seconds has {len(self.verify_seconds)} rows for {len(self.contexts)} contexts")
+        for row in self.verify_seconds:
+            _check_curve("verify_seconds", row, self.tokens, "tokens")
+        _check_curve("draft_seconds", self.draft_seconds, self.requests, "requests", allow_zero=True)
+        for name, number in (("overhead_seconds", self.overhead_seconds), ("noise", self.noise)):
+            if not 0 <= number < np.inf:
+                raise ConfigError(f"{name} is {number}; expected a number of 0 or more")
+        every = np.arange(self.tokens[-1] + 1)
+        rows = [_dense(every, self.tokens, row, self.padded) for row in self.verify_seconds]
+        object.__setattr__(self, "_verify", np.array(rows))
+        every = np.arange(self.requests[-1] + 1)
+        object.__setattr__(self, "_draft", _dense(every, self.requests, self.draft_seconds, self.padded))
+
+    @classmethod
+    def from_steps_per_second(cls, sps: dict[int, float]) -> "CostTable":
+        """The paper's cost table: SPS(B) at B tokens, drafting included, so that it costs nothing by itself."""
+        tokens = tuple(sorted(sps))
+        return cls(tokens, (0,), (tuple(1 / sps[b] for b in tokens),), (1,), (0.0,))
+
+    def verify(self, first: int, last: int, context: float = 0.0) -> Floats:
+        """Seconds of verifying `first` ... `last` tokens."""
+        covered = self._verify[:, first : last + 1]
+        seconds = _at_context(covered, self.contexts, context)
+        if last < self._verify.shape[1]:
+            return seconds
+        end = self.tokens[-1]
+        beyond = np.arange(max(first, end + 1), last + 1) / end
+        return np.concatenate([seconds, beyond * _at_context(self._verify[:, end:], self.contexts, context)])
+
+    def draft(self, requests: int) -> float:
+        """Seconds in which `requests` draft their blocks."""
+        if requests == 0:
+            return 0.0
+        end = self.requests[-1]
+        return float(self._draft[requests] if requests <= end else self._draft[end] * requests / end)
+
+    def round_seconds(self, requests: int, drafting: int, most: int, context: float) -> RoundSeconds:
+        """Whole rounds that verify 0 ... `most` drafts."""
+        verify = self.verify(requests, requests + most, context)
+        plain = float(verify[0]) + self.overhead_seconds
+        drafted = verify + (self.draft(drafting) + self.overhead_seconds)
+        return RoundSeconds(plain, drafted, resolved=self._exceeds_noise(verify))
+
+    def _exceeds_noise(self, verify: Floats) -> bool:
+        if verify[-1] - verify[0] > self.noise * verify[0]:  # as most curves have it, and cheaper than their extremes
+            return True
+        return bool(verify.max() - verify.min() > self.noise * verify.min())
+
+    def scaled(self, verify: Floats, draft: float, overhead_seconds: float) -> "CostTable":
+        """This table with the verify times of each size multiplied by `verify` [tokens], draft times by `draft`."""
+        rows = tuple(tuple(float(s) for s in np.asarray(row) * verify) for row in self.verify_seconds)
+        drafts = tuple(seconds * draft for seconds in self.draft_seconds)
+        return replace(self, verify_seconds=rows, draft_seconds=drafts, overhead_seconds=overhead_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` turns into an equal table."""
+        fields = {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+        return {"format": FORMAT, **fields}
+
+    @classmethod
+    def from_json(cls, tree: Any) -> "CostTable":
+        """The table of a JSON object.
+
+        Raises:
+            FormatError: it is no cost table.
+            ConfigError: it is one that cannot be.
+        """
+        if not isinstance(tree, dict) or tree.get("format") != FORMAT:
+            found = tree.get("format") if isinstance(tree, dict) else type(tree).__name__
+            raise FormatError(f"format is {found!r}; expected a cost table of format {FORMAT!r}: profile again")
+        fields = {key: value for key, value in tree.items() if key != "format"}
+        try:
+            rows = tuple(tuple(math.nan if s is None else s for s in row) for row in fields.pop("verify_seconds"))
+            lists: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+            return cls(verify_seconds=rows, **lists)
+        except (KeyError, TypeError) as error:
+            raise FormatError(f"the cost table lacks a field or has an unknown one: {error}. Profile again.") from error
+
+    def save(self, path: Path) -> None:
+        """Write JSON."""
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path, subject: str | None = None) -> "CostTable":
+        """The table in a file, refused when it was measured on something else than `subject`.
+
+        Raises:
+            FormatError: the file is missing or holds no cost table.
+            CompatibilityError: it belongs to another machine, model or version.
+        """
+        try:
+            table = cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise FormatError(f"{path} cannot be read as a cost table: {error}. Profile again.") from error
+        if subject is not None and table.subject != subject:
+            raise CompatibilityError(f"{path} was measured on {table.subject!r}, not on {subject!r}: profile again")
+        return table
+
+
+def _check_grid(name: str, grid: tuple[int, ...], least: int) -> None:
+    if not grid or grid[0] < least or any(b <= a for a, b in pairwise(grid)):
+        raise ConfigError(f"{name} is {grid}; expected ascending whole numbers from {least} on")
+
+
+def _check_curve(name: str, curve: tuple[float, ...], grid: tuple[int, ...], of: str, allow_zero: bool = False) -> None:
+    if len(curve) != len(grid):
+        raise ConfigError(f"{name} has {len(curve)} entries for {len(grid)} {of}: the curve has holes, measure them")
+    for size, seconds in zip(grid, curve, strict=True):
+        if not (0 < seconds < np.inf or (allow_zero and seconds == 0)):
+            raise ConfigError(
+                f"{name} at {size} {of} is {seconds}; expected seconds: the curve has a hole, measure it again"
+            )
+
+
+def _dense(every: Any, grid: tuple[int, ...], curve: tuple[float, ...], padded: bool) -> Floats:
+    if padded:
+        padded_curve: Floats = np.asarray(curve, dtype=np.float64)[np.searchsorted(grid, every)]
+        return padded_curve
+    return np.interp(every, grid, curve)
+
+
+def _at_context(rows: Floats, contexts: tuple[int, ...], context: float) -> Floats:
+    if len(contexts) == 1 or context <= contexts[0]:
+        first: Floats = rows[0]
+        return first
+    i = min(int(np.searchsorted(contexts, context)), len(contexts) - 1)
+    share = (context - contexts[i - 1]) / (contexts[i] - contexts[i - 1])
+    seconds: Floats = rows[i] - rows[i - 1]
+    if share > 1:
+        np.maximum(seconds, 0.0, out=seconds)
+    seconds *= share - 1
+    seconds += rows[i]
+    return seconds

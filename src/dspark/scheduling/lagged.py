@@ -1,0 +1,74 @@
+"""The scheduler of section 5.2: a budget from confidences of two rounds ago, spent on today's best candidates."""
+
+from itertools import count
+
+from dspark.errors import ConfigError
+from dspark.scheduling.admission import admit
+from dspark.scheduling.arrays import Floats, Ints
+from dspark.scheduling.budget import Prospects, highest_peak, prospects
+from dspark.scheduling.cost import CostModel
+from dspark.scheduling.fixed import settled_lengths
+from dspark.scheduling.history import SurvivalHistory
+from dspark.scheduling.probe import Probe, ProbeSchedule
+from dspark.scheduling.round import Batch, Outcome, Plan
+from dspark.scheduling.survival import survivals
+
+
+class LaggedScheduler:
+    """Searches all budgets, and not drafting at all, so that cliffs of a jagged cost curve do not trap it.
+
+    The budget depends on rounds `lag` ago or older, hence on no draft of this round; a request that has none of these
+    counts as confident. Trimming must promise `least_gain` (relative) over verifying everything, which needs no ragged
+    batch; where the cost curve is no clearer than its noise, nothing is trimmed. When not drafting is best, `probes`
+    says when to look again; a change of load is noticed at once.
+    """
+
+    def __init__(
+        self, cost: CostModel, lag: int = 2, least_gain: float = 0.0, probes: ProbeSchedule | None = None
+    ) -> None:
+        if not 0 <= least_gain < 1:
+            raise ConfigError(f"least_gain is {least_gain}; expected a share from 0 to below 1")
+        self._cost = cost
+        self._history = SurvivalHistory(lag)
+        self._least_gain = least_gain
+        self._probe = Probe(probes or ProbeSchedule())
+        self._numbers = count()
+
+    def plan(self, batch: Batch) -> Plan:
+        """The budget with the most expected tokens per second of the whole round."""
+        number = next(self._numbers)
+        if batch.room == 0:
+            return Plan(batch, number, drafts=False)
+        value = batch.value(self._history.recall(number, batch.keys, batch.gamma))
+        seconds = batch.round_seconds(self._cost)
+        ahead = prospects(batch, value, seconds)
+        budget = self._budget(ahead) if seconds.resolved else None
+        drafts = self._pays(ahead, budget)
+        if budget is not None:
+            budget = max(budget + batch.floor_tokens, 1)  # a probe that verifies nothing would teach nothing
+        return Plan(batch, number, drafts, full=budget is None, budget=budget, seconds=seconds)
+
+    def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
+        """The top-K of today's candidates, K the budget."""
+        batch = plan.batch
+        if not plan.drafts:
+            return settled_lengths(plan)
+        survival = survivals(confidences, batch)
+        drafting = slice(None) if batch.caps is None else batch.caps > 0
+        self._history.record(plan.number, batch.keys[drafting], survival[:, drafting])
+        return settled_lengths(plan) if plan.full else admit(batch, batch.value(survival), plan.budget)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn: the confidences were seen when lengths were asked for."""
+
+    def _budget(self, ahead: Prospects) -> int | None:
+        """Candidates to admit beside the floors, None for everything."""
+        best = highest_peak(ahead.drafted)
+        return best if ahead.drafted[best] * (1 - self._least_gain) > ahead.everything else None
+
+    def _pays(self, ahead: Prospects, budget: int | None) -> bool:
+        """Whether to draft: because it is expected to pay, or to see whether it would."""
+        if (ahead.everything if budget is None else ahead.drafted[budget]) > ahead.plain:
+            self._probe.reset()
+            return True
+        return self._probe.due()

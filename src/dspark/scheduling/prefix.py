@@ -1,0 +1,42 @@
+"""Algorithm 1: this round's confidences decide, stopping where throughput stops rising (paper, section 3.2.2)."""
+
+from itertools import count
+
+from dspark.scheduling.admission import admit
+from dspark.scheduling.arrays import Floats, Ints
+from dspark.scheduling.budget import first_peak, prospects
+from dspark.scheduling.cost import CostModel
+from dspark.scheduling.fixed import settled_lengths
+from dspark.scheduling.round import Batch, Outcome, Plan
+from dspark.scheduling.survival import survivals
+
+
+class PrefixScheduler:
+    """Admits candidates by survival while tokens per second of the round rise strictly: the best, if there is one peak.
+
+    SPS of the paper is 1 / (draft + verify + overhead): once a round has drafted, that time is spent at any length.
+    Where the cost curve is no clearer than its noise, everything is verified. Always drafts: wrap it in `Parked` where
+    that may not pay.
+    """
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._numbers = count()
+
+    def plan(self, batch: Batch) -> Plan:
+        """Leaves the budget open, or asks for everything where there is no ground for trimming."""
+        seconds = batch.round_seconds(self._cost)
+        return Plan(batch, next(self._numbers), batch.room > 0, full=not seconds.resolved, seconds=seconds)
+
+    def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
+        """The prefix lengths [B] of Algorithm 1."""
+        batch = plan.batch
+        if plan.full or not plan.drafts:
+            return settled_lengths(plan)
+        value = batch.value(survivals(confidences, batch))
+        seconds = plan.seconds or batch.round_seconds(self._cost)
+        now = prospects(batch, value, seconds)
+        return admit(batch, value, batch.floor_tokens + first_peak(now.drafted), now.gains)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Nothing to learn."""

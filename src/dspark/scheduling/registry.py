@@ -1,0 +1,100 @@
+"""Schedulers by name, so that a configuration can choose."""
+
+import difflib
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any
+
+from dspark.errors import ConfigError
+from dspark.scheduling.cost import CostModel
+from dspark.scheduling.fixed import FixedLength
+from dspark.scheduling.lagged import LaggedScheduler
+from dspark.scheduling.park import Parked
+from dspark.scheduling.prefix import PrefixScheduler
+from dspark.scheduling.probe import ProbeSchedule
+from dspark.scheduling.scheduler import Scheduler
+from dspark.scheduling.threshold import StaticThreshold
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Which scheduler, and its settings; those of other schedulers are ignored.
+
+    `length` is that of "fixed" (None: gamma), `threshold` that of "threshold", `lag` and `least_gain` belong to
+    "lagged". `park` stops drafting while it does not pay; the first probe comes after `first_probe` rounds, at the
+    latest one comes every `longest_probe`.
+    """
+
+    name: str = "lagged"
+    length: int | None = None
+    threshold: float = 0.5
+    lag: int = 2
+    least_gain: float = 0.0
+    park: bool = True
+    first_probe: int = 16
+    longest_probe: int = 256
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> "SchedulerConfig":
+        """The configuration in a parsed file.
+
+        Raises:
+            ConfigError: a key is unknown; the message names the nearest known one.
+        """
+        known = [field.name for field in fields(cls)]
+        for key in settings:
+            if key not in known:
+                raise ConfigError(f"scheduler setting {key!r} is unknown{_nearest(key, known)}")
+        return cls(**settings)
+
+    @property
+    def probes(self) -> ProbeSchedule:
+        """When to probe."""
+        return ProbeSchedule(self.first_probe, self.longest_probe)
+
+
+Build = Callable[[SchedulerConfig, CostModel | None], Scheduler]
+
+
+def _everything(name: str) -> FixedLength:
+    warnings.warn(f"no cost table: scheduler {name!r} verifies every draft. Run a profile.", stacklevel=4)
+    return FixedLength()
+
+
+def _prefix(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:
+    return PrefixScheduler(cost) if cost is not None else _everything(config.name)
+
+
+def _lagged(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:
+    if cost is None:
+        return _everything(config.name)
+    return LaggedScheduler(cost, config.lag, config.least_gain, config.probes)
+
+
+SCHEDULERS: Mapping[str, Build] = MappingProxyType(
+    {
+        "fixed": lambda config, cost: FixedLength(config.length),
+        "threshold": lambda config, cost: StaticThreshold(config.threshold),
+        "prefix": _prefix,
+        "lagged": _lagged,
+    }
+)
+
+
+def build_scheduler(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:
+    """The scheduler that `config` asks for. Without a cost model nothing is trimmed by cost or parked, with a warning.
+
+    Raises:
+        ConfigError: the name is unknown (the message names the nearest), or a setting cannot be.
+    """
+    if config.name not in SCHEDULERS:
+        raise ConfigError(f"scheduler {config.name!r} is unknown{_nearest(config.name, list(SCHEDULERS))}")
+    scheduler = SCHEDULERS[config.name](config, cost)
+    return Parked(scheduler, cost, probes=config.probes) if config.park and cost is not None else scheduler
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"; did you mean {near[0]!r}? Known are {', '.join(known)}"

@@ -1,0 +1,137 @@
+"""What a scheduler is told, and what it answers. Shapes: B requests of the batch, gamma drafts each."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dspark.errors import ConfigError
+from dspark.scheduling.arrays import Floats, Ints
+from dspark.scheduling.cost import CostModel, RoundSeconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Who takes part in a round: everything known before a token is drafted, so nothing here can bias the text.
+
+    `keys` [B] name the requests, the same in every round and never reused; the row of a request is its slot.
+    `context` is the mean number of committed positions per request. `caps` [B] bound the drafts of each request
+    (0: it does not draft), `floors` [B] are verified whatever the confidences say, as long as the round drafts at all;
+    `weights` [B] say how much a token of each request is worth. `max_tokens` bounds the rows of the verifying forward,
+    the anchors included.
+
+    Raises:
+        ConfigError: a field cannot be; the message names it.
+    """
+
+    keys: Ints
+    gamma: int
+    context: float = 0.0
+    caps: Ints | None = None
+    floors: Ints | None = None
+    weights: Floats | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.keys.ndim != 1 or not self.requests:
+            raise ConfigError(f"keys has shape {self.keys.shape}; expected one key for each of at least one request")
+        if self.gamma < 1:
+            raise ConfigError(f"gamma is {self.gamma}; expected at least one draft per request")
+        if self.max_tokens is not None and self.max_tokens < self.requests:
+            raise ConfigError(
+                f"max_tokens is {self.max_tokens} for {self.requests} requests; every request needs one row for its "
+                "anchor: raise it or split the batch"
+            )
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        for name, rows in (("caps", self.caps), ("floors", self.floors), ("weights", self.weights)):
+            if rows is not None and rows.shape != self.keys.shape:
+                raise ConfigError(f"{name} has shape {rows.shape}; expected {self.keys.shape}, one entry per request")
+        if self.caps is not None and not (self.caps.min() >= 0 and self.caps.max() <= self.gamma):
+            raise ConfigError(f"caps are {self.caps.min()} to {self.caps.max()}; expected 0 to gamma = {self.gamma}")
+        if self.floors is not None and not (self.floors.min() >= 0 and np.all(self.floors <= self._most())):
+            raise ConfigError("floors must lie between 0 and the request's cap; lower them or raise the caps")
+        if self.floors is not None and self.floor_tokens > self.room:
+            raise ConfigError(f"floors ask for {self.floor_tokens} drafts, max_tokens leaves {self.room}: raise it")
+        if self.weights is not None and not (self.weights.min() > 0 and np.isfinite(self.weights.max())):
+            raise ConfigError(f"weights are {self.weights.min()} to {self.weights.max()}; expected positive numbers")
+
+    @property
+    def requests(self) -> int:
+        """B."""
+        return len(self.keys)
+
+    @property
+    def drafting(self) -> int:
+        """Number of requests that draft when the round does."""
+        return self.requests if self.caps is None else int(np.count_nonzero(self.caps))
+
+    @property
+    def room(self) -> int:
+        """The most drafts that one round can verify."""
+        most = self.requests * self.gamma if self.caps is None else int(self.caps.sum())
+        return most if self.max_tokens is None else min(most, self.max_tokens - self.requests)
+
+    @property
+    def floor_tokens(self) -> int:
+        """Drafts that are verified whatever the confidences say."""
+        return 0 if self.floors is None else int(self.floors.sum())
+
+    @property
+    def anchor_value(self) -> float:
+        """Worth of the tokens that come without any draft: one for each request."""
+        return float(self.requests) if self.weights is None else float(self.weights.sum())
+
+    def round_seconds(self, cost: CostModel) -> RoundSeconds:
+        """What a round of this batch costs at 0 ... `room` drafts."""
+        return cost.round_seconds(self.requests, self.drafting, self.room, self.context)
+
+    def value(self, survival: Floats) -> Floats:
+        """Worth [gamma, B] of the candidates: weighted survival, 0 beyond the cap; floors are included."""
+        worth = survival if self.weights is None else survival * self.weights
+        return worth if self.caps is None else np.where(_positions(self.gamma) <= self.caps, worth, 0.0)
+
+    def optional(self, value: Floats) -> Floats:
+        """`value` [gamma, B] with the floors, which need no choice, set to 0."""
+        return value if self.floors is None else np.where(_positions(self.gamma) <= self.floors, 0.0, value)
+
+    def _most(self) -> Ints | int:
+        return self.gamma if self.caps is None else self.caps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Decided before drafting: whether this round drafts, and what is known of the drafts it will verify.
+
+    All of them when `full`; else at most `budget`, or as many as the scheduler finds worth it (None). `number` counts
+    the scheduler's rounds; `seconds` is what the round was expected to take at each length, to compare with the clock.
+    """
+
+    batch: Batch
+    number: int
+    drafts: bool = True
+    full: bool = False
+    budget: int | None = None
+    seconds: RoundSeconds | None = None
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every request will verify gamma drafts, so that no ragged batch is needed."""
+        return self.drafts and self.full and self.batch.room == self.batch.requests * self.batch.gamma
+
+    def untrimmed(self) -> "Plan":
+        """The same round at full width, for records whose labels are not censored. Choose such rounds beforehand."""
+        return replace(self, drafts=self.batch.room > 0, full=True, budget=None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What became of a round: drafts verified `lengths` [B] and surviving `accepted` [B] per request."""
+
+    plan: Plan
+    lengths: Ints
+    accepted: Ints
+
+
+def _positions(gamma: int) -> Ints:
+    return np.arange(1, gamma + 1)[:, None]

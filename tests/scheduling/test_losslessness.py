@@ -1,0 +1,220 @@
+"""Every scheduler leaves the law of the text alone, to 1e-12 by enumeration; the same test sees those that do not."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dspark.core.block_verification import BlockVerification
+from dspark.core.rejection import RejectionRule, TokenRejection
+from dspark.scheduling import (
+    Batch,
+    CostTable,
+    FixedLength,
+    LaggedScheduler,
+    Outcome,
+    Parked,
+    Plan,
+    PrefixScheduler,
+    Scheduler,
+    StaticThreshold,
+)
+from dspark.scheduling.admission import admit, descending
+from dspark.scheduling.arrays import Ints
+from dspark.scheduling.budget import highest_peak, throughputs
+from dspark.scheduling.survival import survivals
+from tests.scheduling.output_laws import (
+    GAMMA,
+    REQUESTS,
+    Array,
+    Instance,
+    Request,
+    Tokens,
+    instances,
+    jagged_seconds,
+)
+
+EXACT = 1e-12
+COUNT = 24
+RULES: list[RejectionRule] = [TokenRejection(), BlockVerification()]
+both_rules = pytest.mark.parametrize("rule", RULES, ids=["token", "block"])
+KEYS = np.arange(REQUESTS)
+
+Confidences = Callable[[Request, Tokens], list[float]]
+
+
+def head(request: Request, block: Tokens) -> list[float]:
+    """What a confidence head says: nothing about the token itself."""
+    return request.confidences(block)
+
+
+def own_probability(request: Request, block: Tokens) -> list[float]:
+    return request.own_probabilities(block)
+
+
+def table(seed: int, draft: float = 0.0) -> CostTable:
+    seconds = jagged_seconds(np.random.default_rng(1000 + seed))
+    rows = tuple(float(s) for s in seconds[1:])
+    return CostTable(tuple(range(1, len(rows) + 1)), (0,), (rows,), (1, 2), (draft, draft))
+
+
+def batch(seed: int, **terms: object) -> Batch:
+    return Batch(KEYS, GAMMA, **terms)  # type: ignore[arg-type]
+
+
+def worst(
+    rule: RejectionRule,
+    scheduler: Callable[[int], Scheduler],
+    confidences: Confidences = head,
+    terms: Callable[[int], Batch] = batch,
+    primed: int = 0,
+) -> float:
+    """The largest distance over all instances; `scheduler` of an instance's number has seen `primed` random rounds."""
+    return max(
+        distance(instance, scheduler(seed), confidences, terms(seed), primed, seed)
+        for seed, instance in enumerate(instances(rule, COUNT))
+    )
+
+
+def distance(
+    instance: Instance, scheduler: Scheduler, confidences: Confidences, batch: Batch, primed: int, seed: int
+) -> float:
+    random = np.random.default_rng(2000 + seed)
+    for _ in range(primed):
+        plan = scheduler.plan(batch)
+        lengths = scheduler.lengths(plan, random.choice([0.25, 0.5, 1.0], size=(REQUESTS, GAMMA)))
+        scheduler.observe(Outcome(plan, lengths, random.binomial(lengths, 0.6)))
+    plan = scheduler.plan(batch)
+
+    def decide(x: Tokens, y: Tokens) -> tuple[int, int]:
+        c = np.array([confidences(r, b) for r, b in zip(instance.requests, (x, y), strict=True)])
+        first, second = scheduler.lengths(plan, c)
+        return int(first), int(second)
+
+    return instance.distance(decide)
+
+
+def fixed(seed: int) -> Scheduler:
+    return FixedLength(seed % (GAMMA + 1))
+
+
+def threshold(seed: int) -> Scheduler:
+    return StaticThreshold((0.3, 0.6, 1.0)[seed % 3])
+
+
+def prefix(seed: int) -> Scheduler:
+    return PrefixScheduler(table(seed))
+
+
+def lagged(seed: int) -> Scheduler:
+    return LaggedScheduler(table(seed))
+
+
+def parked_prefix(seed: int) -> Scheduler:
+    return Parked(prefix(seed), table(seed, draft=0.2))
+
+
+def parked_lagged(seed: int) -> Scheduler:
+    return Parked(LaggedScheduler(table(seed, draft=0.1)), table(seed, draft=0.1))
+
+
+OURS = [fixed, threshold, prefix, lagged, parked_prefix, parked_lagged]
+every_scheduler = pytest.mark.parametrize("scheduler", OURS, ids=lambda scheduler: scheduler.__name__)
+
+
+@both_rules
+@every_scheduler
+@pytest.mark.parametrize("primed", [0, 3])
+def test_text_follows_the_target(rule: RejectionRule, scheduler: Callable[[int], Scheduler], primed: int) -> None:
+    assert worst(rule, scheduler, primed=primed) <= EXACT
+
+
+def tight(seed: int) -> Batch:
+    """Caps, floors, priorities and a limit on rows, all at once or in turn."""
+    random = np.random.default_rng(3000 + seed)
+    floors = random.integers(0, 2, REQUESTS)
+    return Batch(
+        KEYS,
+        GAMMA,
+        caps=random.integers(1, GAMMA + 1, REQUESTS),
+        floors=floors if seed % 2 else None,
+        weights=random.choice([0.5, 1.0, 2.0], REQUESTS) if seed % 3 else None,
+        max_tokens=int(random.integers(REQUESTS + floors.sum(), REQUESTS * (GAMMA + 1))),
+    )
+
+
+@both_rules
+@every_scheduler
+def test_terms_of_requests_do_not_bias(rule: RejectionRule, scheduler: Callable[[int], Scheduler]) -> None:
+    assert worst(rule, scheduler, terms=tight, primed=3) <= EXACT
+
+
+@both_rules
+@pytest.mark.parametrize("scheduler", [threshold, prefix, lagged], ids=lambda scheduler: scheduler.__name__)
+def test_own_probability_as_confidence_is_caught(rule: RejectionRule, scheduler: Callable[[int], Scheduler]) -> None:
+    assert worst(rule, scheduler, confidences=own_probability, primed=3) > 0.05
+
+
+class Spoilt(LaggedScheduler):
+    """A base of rules that look too far: the plan is sound, the lengths are not."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(table(seed))
+        self.seconds = table(seed).verify(REQUESTS, REQUESTS * (GAMMA + 1))
+
+    def plan(self, batch: Batch) -> Plan:
+        return Plan(batch, 0)
+
+
+class GlobalArgmax(Spoilt):
+    """The best budget by this round's confidences: the paper's appendix A."""
+
+    def lengths(self, plan: Plan, confidences: Array) -> Ints:
+        value = survivals(confidences, plan.batch)
+        gains = descending(value)
+        return admit(plan.batch, value, highest_peak(throughputs(gains, REQUESTS, self.seconds)))
+
+
+class SumOfLiveSurvivals(Spoilt):
+    """As many drafts as are expected to survive."""
+
+    def lengths(self, plan: Plan, confidences: Array) -> Ints:
+        value = survivals(confidences, plan.batch)
+        return admit(plan.batch, value, round(float(value.sum())))
+
+
+class LiveBreakEven(Spoilt):
+    """All drafts or none, by what this round's drafts are expected to bring."""
+
+    def lengths(self, plan: Plan, confidences: Array) -> Ints:
+        expected = REQUESTS + survivals(confidences, plan.batch).sum()
+        pays = expected / self.seconds[-1] > REQUESTS / self.seconds[0]
+        return np.full(REQUESTS, GAMMA if pays else 0)
+
+
+class TiesByWholeBlock(Spoilt):
+    """A fair budget, but equal candidates go by the survival of their whole block."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.budget = 1 + seed % (REQUESTS * GAMMA - 1)
+
+    def lengths(self, plan: Plan, confidences: Array) -> Ints:
+        a = survivals(confidences, plan.batch)
+        order = sorted((-a[j, r], -a[-1, r], j, r) for j in range(GAMMA) for r in range(REQUESTS) if a[j, r] > 0)
+        return np.bincount([r for *_, r in order[: self.budget]], minlength=REQUESTS)
+
+
+SPOILT = [
+    (GlobalArgmax, 0.02, 0.003),
+    (SumOfLiveSurvivals, 0.01, 0.001),
+    (LiveBreakEven, 0.01, 0.001),
+    (TiesByWholeBlock, 1e-4, 1e-5),
+]
+
+
+@pytest.mark.parametrize(("spoilt", "token", "block"), SPOILT, ids=lambda value: getattr(value, "__name__", ""))
+def test_anticipating_rules_are_caught(spoilt: type[Spoilt], token: float, block: float) -> None:
+    print(spoilt.__name__, worst(TokenRejection(), spoilt), worst(BlockVerification(), spoilt))
+    assert worst(TokenRejection(), spoilt) > token
+    assert worst(BlockVerification(), spoilt) > block
