@@ -162,7 +162,7 @@ def test_history_forgets():
     [
         (uncalibrated(2), Signals(np.array([[np.nan, 0.0]])), "confidence"),
         (uncalibrated(2), Signals(), "peak"),
-        (uncalibrated(2), Signals(np.zeros((1, 3))), "3 slots"),
+        (uncalibrated(2), Signals(np.zeros((1, 3))), "3 slots.*2 positions"),
         (LogisticSurvival(ALL_FEATURES, ((0.0,) * 5,)), Signals(peak=np.zeros((1, 1)), history=np.ones(1)), "confid"),
         (LogisticSurvival(HEADLESS, ((0.0,) * 4,)), Signals(peak=np.zeros((1, 1))), "history"),
         (LogisticSurvival(HEADLESS, ((0.0,) * 4,)), Signals(history=np.ones(1)), "peak"),

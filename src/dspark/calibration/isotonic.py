@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dspark.calibration.records import RoundRecords
-from dspark.calibration.signals import Floats, Signals, cumulative, non_increasing, sigmoid
-from dspark.errors import ConfigError
+from dspark.calibration.signals import Floats, Signals, check_slots, cumulative, non_increasing, sigmoid
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,15 @@ class IsotonicSurvival:
 
     maps: tuple[IsotonicMap, ...]
 
+    @property
+    def gamma(self) -> int:
+        """Positions that have a map."""
+        return len(self.maps)
+
     def survival(self, signals: Signals) -> Floats:
         """a [B, G], non-increasing."""
         raw = cumulative(sigmoid(signals.logits))
-        if raw.shape[-1] > len(self.maps):
-            raise ConfigError(f"{raw.shape[-1]} slots, but isotonic maps for {len(self.maps)}")
+        check_slots(raw.shape[-1], self.gamma)
         columns = [self.maps[k](raw[..., k]) for k in range(raw.shape[-1])]
         return non_increasing(np.stack(columns, axis=-1))
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from dspark.calibration.records import RoundRecords
-from dspark.calibration.signals import Floats, Signals, cumulative, finite, sigmoid
+from dspark.calibration.signals import Floats, Signals, check_slots, cumulative, finite, sigmoid
 from dspark.errors import ConfigError
 
 PRIOR_STRENGTH = 4.0
@@ -48,11 +48,15 @@ class LogisticSurvival:
             raise ConfigError(f"weights must hold 1 + {len(self.features)} numbers for each position")
         finite(np.array(self.weights), "weights")
 
+    @property
+    def gamma(self) -> int:
+        """Positions that have weights."""
+        return len(self.weights)
+
     def conditional_logits(self, signals: Signals) -> Floats:
         """Logits [B, G] of c."""
         design = design_matrix(signals, self.features)
-        if design.shape[1] > len(self.weights):
-            raise ConfigError(f"{design.shape[1]} slots, but weights for {len(self.weights)}")
+        check_slots(design.shape[1], self.gamma)
         logits: Floats = (design * np.array(self.weights[: design.shape[1]])).sum(axis=-1)
         return logits
 

@@ -58,6 +58,11 @@ class Signals:
 class SurvivalModel(Protocol):
     """Turns signals into a_k, the chance that drafts 1 ... k all survive (paper section 3.2.1)."""
 
+    @property
+    def gamma(self) -> int:
+        """Most slots that it can judge."""
+        ...
+
     def survival(self, signals: Signals) -> Floats:
         """a [B, G], non-increasing along G; column k reads slots up to k only."""
         ...
@@ -108,6 +113,12 @@ def peak_log_odds(logits: Floats) -> Floats:
     others = np.exp((logits - best).astype(np.float64)).sum(axis=-1) - 1
     log_odds: Floats = np.clip(-np.log(np.maximum(others, np.exp(-LOGIT_LIMIT))), -LOGIT_LIMIT, LOGIT_LIMIT)
     return log_odds
+
+
+def check_slots(slots: int, gamma: int) -> None:
+    """Raises ConfigError for more slots than a model of `gamma` positions can judge."""
+    if slots > gamma:
+        raise ConfigError(f"the signals have {slots} slots, but the survival model knows {gamma} positions")
 
 
 def finite(values: Floats, name: str) -> Floats:

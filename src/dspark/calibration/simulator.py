@@ -72,6 +72,11 @@ class Oracle:
 
     true_survival: Floats
 
+    @property
+    def gamma(self) -> int:
+        """Positions whose chances it knows."""
+        return int(self.true_survival.shape[1])
+
     def survival(self, signals: Signals) -> Floats:
         """The true a [N, G]."""
         return non_increasing(self.true_survival[:, : signals.logits.shape[-1]])

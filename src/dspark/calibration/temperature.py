@@ -6,7 +6,7 @@ import numpy as np
 
 from dspark.calibration.metrics import expected_calibration_error
 from dspark.calibration.records import RoundRecords
-from dspark.calibration.signals import Floats, Signals, cumulative, sigmoid
+from dspark.calibration.signals import Floats, Signals, check_slots, cumulative, sigmoid
 from dspark.errors import ConfigError
 
 GRID = np.geomspace(1 / 16, 16, 65)
@@ -25,11 +25,15 @@ class SequentialTemperature:
         if not self.temperatures or not all(0 < t < float("inf") for t in self.temperatures):
             raise ConfigError(f"temperatures are {list(self.temperatures)}; expected a positive number per position")
 
+    @property
+    def gamma(self) -> int:
+        """Positions that have a temperature."""
+        return len(self.temperatures)
+
     def conditional(self, signals: Signals) -> Floats:
         """Calibrated c [B, G] of the leading G slots."""
         logits = signals.logits
-        if logits.shape[-1] > len(self.temperatures):
-            raise ConfigError(f"{logits.shape[-1]} slots, but temperatures for {len(self.temperatures)}")
+        check_slots(logits.shape[-1], self.gamma)
         return sigmoid(logits / np.array(self.temperatures[: logits.shape[-1]]))
 
     def survival(self, signals: Signals) -> Floats:

@@ -1,0 +1,80 @@
+"""The survival models that can be fitted and saved, by the names that users and files give them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from dspark.calibration.isotonic import IsotonicMap, IsotonicSurvival, fit_isotonic
+from dspark.calibration.logistic import Feature, LogisticSurvival, fit_logistic
+from dspark.calibration.records import RoundRecords
+from dspark.calibration.signals import SurvivalModel
+from dspark.calibration.temperature import SequentialTemperature, fit_temperatures
+from dspark.errors import ConfigError, FormatError
+
+
+class MethodName(StrEnum):
+    """How survival is calibrated."""
+
+    STS = "sts"
+    """Sequential temperature scaling, the paper's."""
+    ISOTONIC = "isotonic"
+    """A non-decreasing map per position."""
+    LOGISTIC = "logistic"
+    """Logistic regression on features of the draft distribution, and on the head's confidence where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """Fits a survival model, turns it into JSON and back."""
+
+    fit: Callable[[RoundRecords], SurvivalModel]
+    read: Callable[[Mapping[str, Any]], SurvivalModel]
+
+
+def method(name: MethodName) -> Method:
+    """The method called `name`."""
+    methods = {
+        MethodName.STS: Method(fit_temperatures, _read_temperatures),
+        MethodName.ISOTONIC: Method(fit_isotonic, _read_isotonic),
+        MethodName.LOGISTIC: Method(fit_logistic, _read_logistic),
+    }
+    return methods[name]
+
+
+def model_to_json(model: SurvivalModel) -> dict[str, Any]:
+    """{"method": name, ...parameters}; ConfigError for a model that is not one of these methods."""
+    match model:
+        case SequentialTemperature(temperatures):
+            return {"method": MethodName.STS.value, "temperatures": list(temperatures)}
+        case IsotonicSurvival(maps):
+            points = [{"x": list(one.x), "y": list(one.y)} for one in maps]
+            return {"method": MethodName.ISOTONIC.value, "maps": points}
+        case LogisticSurvival(features, weights):
+            rows = [list(row) for row in weights]
+            return {"method": MethodName.LOGISTIC.value, "features": [f.value for f in features], "weights": rows}
+    raise ConfigError(f"{type(model).__name__} cannot be saved; expected one of {', '.join(MethodName)}")
+
+
+def model_from_json(data: Mapping[str, Any]) -> SurvivalModel:
+    """The model that `model_to_json` wrote; FormatError if a field is missing or unusable."""
+    try:
+        return method(MethodName(data["method"])).read(data)
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise FormatError(f"a calibration model has a bad or missing field: {error}; calibrate again") from error
+
+
+def _read_temperatures(data: Mapping[str, Any]) -> SurvivalModel:
+    return SequentialTemperature(tuple(map(float, data["temperatures"])))
+
+
+def _read_isotonic(data: Mapping[str, Any]) -> SurvivalModel:
+    return IsotonicSurvival(tuple(IsotonicMap(_numbers(one["x"]), _numbers(one["y"])) for one in data["maps"]))
+
+
+def _read_logistic(data: Mapping[str, Any]) -> SurvivalModel:
+    return LogisticSurvival(tuple(map(Feature, data["features"])), tuple(map(_numbers, data["weights"])))
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    return tuple(map(float, values))

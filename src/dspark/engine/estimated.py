@@ -1,0 +1,74 @@
+"""A confidence for drafters that have no confidence head, so that every schedule serves every drafter."""
+
+import numpy as np
+from torch import Tensor
+
+from dspark.calibration.logistic import LogisticSurvival
+from dspark.calibration.signals import RoundHistory, Signals, peak_log_odds
+from dspark.errors import ConfigError
+from dspark.types import Cache, DraftBlock, Drafter
+
+
+class EstimatedConfidence:
+    """A `Drafter` that proposes what `drafter` proposes and adds the confidence logits of an estimator.
+
+    The estimator reads each slot's draft distribution and the accepted lengths of the request's earlier rounds, which
+    show in how far the context grows after a block; never the token drawn in the slot (contract 2).
+    """
+
+    def __init__(self, drafter: Drafter, estimator: LogisticSurvival) -> None:
+        self.info = drafter.info
+        self._drafter, self._estimator = drafter, estimator
+
+    def new_cache(self, capacity: int) -> Cache:
+        """The drafter's own cache and the request's history."""
+        return _HistoryCache(self._drafter.new_cache(capacity))
+
+    def extend(self, features: Tensor, cache: Cache) -> None:
+        """As the drafter does."""
+        own = _own(cache)
+        self._drafter.extend(features, own.inner)
+        own.extended(len(features))
+
+    def begin(self, anchor: int, cache: Cache, gamma: int | None = None) -> DraftBlock:
+        """The drafter's block, with confidences."""
+        own = _own(cache)
+        own.drafting = True
+        return _EstimatedBlock(self._drafter.begin(anchor, own.inner, gamma), self._estimator, own.history.value)
+
+
+class _HistoryCache:
+    """A cache that notices how many drafts each round kept: what is committed after a block, but for the anchor."""
+
+    def __init__(self, inner: Cache) -> None:
+        self.inner, self.history, self.drafting = inner, RoundHistory(), False
+        self.length, self.capacity = inner.length, inner.capacity
+
+    def rollback(self, length: int) -> None:
+        self.inner.rollback(length)
+        self.length = self.inner.length
+
+    def extended(self, positions: int) -> None:
+        self.length = self.inner.length
+        if self.drafting:
+            self.history.update(positions - 1)
+        self.drafting = False
+
+
+class _EstimatedBlock:
+    def __init__(self, block: DraftBlock, estimator: LogisticSurvival, history: float) -> None:
+        self._block, self._estimator = block, estimator
+        self._history = np.array([history])
+        self._peaks: list[float] = []
+
+    def step(self, previous: int) -> tuple[Tensor, float | None]:
+        logits, _ = self._block.step(previous)
+        self._peaks.append(float(peak_log_odds(logits.float().numpy())))
+        signals = Signals(peak=np.array([self._peaks]), history=self._history)
+        return logits, float(self._estimator.conditional_logits(signals)[0, -1])
+
+
+def _own(cache: Cache) -> _HistoryCache:
+    if not isinstance(cache, _HistoryCache):
+        raise ConfigError(f"the cache is a {type(cache).__name__}; use one made by this drafter's new_cache")
+    return cache

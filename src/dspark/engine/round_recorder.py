@@ -1,0 +1,71 @@
+"""Turns the watched rounds of one request into records for calibration. Shapes: N rounds, G slots (gamma)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from dspark.calibration.records import DraftMode, RoundRecords
+from dspark.calibration.signals import RoundHistory, peak_log_odds
+from dspark.core.params import is_greedy
+from dspark.core.tau import Round
+from dspark.engine.options import DecodeOptions
+from dspark.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLabel:
+    """What records say of a request beside its rounds: a number that tells prompts apart, a domain, how it samples."""
+
+    request: int
+    domain: str
+    draft_mode: DraftMode
+    temperature: float
+
+
+class RoundRecorder:
+    """A `RoundObserver` that keeps the full-width rounds of a request; trimmed ones only enter the history."""
+
+    def __init__(self, label: RequestLabel, gamma: int) -> None:
+        self._label, self._gamma = label, gamma
+        self._history = RoundHistory()
+        self._position = 1  # the first token is the prompt's
+        self._slots: list[tuple[float, float]] = []
+        self._rows: list[tuple[list[tuple[float, float]], float, int, int, int]] = []
+
+    def slot(self, logits: Tensor, confidence: float | None) -> None:
+        """Take in a slot's confidence and the shape of its law, never the token drawn from it."""
+        peak = float(peak_log_odds(logits.float().numpy()))
+        self._slots.append((float("nan") if confidence is None else confidence, peak))
+
+    def judged(self, entry: Round) -> None:
+        """Keep the round if all gamma drafts were verified."""
+        slots, self._slots = self._slots, []
+        if entry.verified == self._gamma:
+            self._rows.append((slots, self._history.value, entry.accepted, entry.judged, self._position))
+        self._history.update(entry.accepted)
+        self._position += entry.emitted
+
+    def records(self) -> RoundRecords:
+        """The rounds so far, none included."""
+        slots = [row[0] for row in self._rows]
+        logits = np.array(slots, dtype=np.float32).reshape(len(slots), self._gamma, 2)
+        history, accepted, judged, position = (np.array([row[i] for row in self._rows]) for i in range(1, 5))
+        count, label = len(slots), self._label
+        return RoundRecords(
+            confidence=logits[..., 0],
+            peak=logits[..., 1],
+            history=history,
+            accepted=accepted,
+            judged=judged,
+            position=position,
+            request=np.full(count, label.request, dtype=np.uint64),
+            domain=np.full(count, label.domain),
+            draft_mode=np.full(count, label.draft_mode, dtype=np.uint8),
+            temperature=np.full(count, label.temperature),
+        )
+
+
+def draft_mode(options: DecodeOptions, params: SamplingParams) -> DraftMode:
+    """How drafts are drawn with these options and parameters."""
+    return DraftMode.GREEDY if options.greedy_drafts or is_greedy(params) else DraftMode.SAMPLED

@@ -1,0 +1,126 @@
+"""Decoding prompts in full width and keeping what became of every draft, prompt by prompt, resumable."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from dspark.calibration.records import RoundRecords, concatenate
+from dspark.calibration.shards import RecordStore
+from dspark.data.chat import Message
+from dspark.data.text import TextCodec
+from dspark.engine.reference import ReferenceLoop
+from dspark.engine.round_recorder import RequestLabel, RoundRecorder, draft_mode
+from dspark.engine.stopwatch import Clock
+from dspark.errors import ConfigError
+from dspark.evaluation.decode import turn_seed
+from dspark.evaluation.prompts import Prompt, PromptSet
+from dspark.types import SamplingParams
+
+FLUSH_SECONDS = 30.0
+"""An interruption without warning costs at most the prompts of so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingDecoder:
+    """Answers each turn of a prompt and records its rounds; the loop's drafter must be free to draft gamma tokens."""
+
+    loop: ReferenceLoop
+    codec: TextCodec
+    params: SamplingParams
+
+    def __post_init__(self) -> None:
+        if self.loop.drafter is None:
+            raise ConfigError(f"{self.loop.target.info.name} decodes without a drafter; name one to calibrate")
+        cap = self.loop.options.max_draft_tokens
+        if cap is not None and cap < self.gamma:
+            raise ConfigError(f"max_draft_tokens is {cap}; records need all {self.gamma} drafts verified")
+
+    @property
+    def gamma(self) -> int:
+        """Drafts of a full-width round."""
+        return 0 if self.loop.drafter is None else self.loop.drafter.info.gamma
+
+    def __call__(self, prompt: Prompt, set_name: str, seed: int) -> RoundRecords:
+        """The full-width rounds of all turns, earlier answers staying in the conversation."""
+        mode = draft_mode(self.loop.options, self.params)
+        label = RequestLabel(request_number(prompt), prompt.domain or set_name, mode, self.params.temperature)
+        messages: list[Message] = []
+        parts = []
+        for turn, text in enumerate(prompt.turns):
+            messages.append(Message("user", text))
+            recorder = RoundRecorder(label, self.gamma)
+            params = replace(self.params, seed=turn_seed(seed, turn))
+            ids = self.codec.encode_chat(messages)
+            result = self.loop.generate(ids, params, self.codec.detokeniser(), recorder)
+            messages.append(Message("assistant", result.text))
+            parts.append(recorder.records())
+        return concatenate(parts)
+
+
+def request_number(prompt: Prompt) -> int:
+    """The number by which a prompt's records are told apart: its digest."""
+    return int(prompt.digest, 16)
+
+
+def record_rounds(
+    decode: Callable[[Prompt, str, int], RoundRecords],
+    sets: Sequence[PromptSet],
+    store: RecordStore | None = None,
+    seed: int = 0,
+    watch: Callable[[str, int], Any] = lambda name, rounds: None,
+    clock: Clock = time.monotonic,
+) -> RoundRecords:
+    """Records of every prompt (prompt i of a set is sampled with seed + i); those that `store` holds are not decoded.
+
+    `watch` is told the set's name and the rounds of each prompt, 0 for a stored one. An interruption keeps what is
+    finished.
+    """
+    wanted = {request_number(prompt) for one in sets for prompt in one.prompts}
+    done = frozenset[int]() if store is None else store.requests()
+    kept = [] if store is None or not done else [_only(store.read(), wanted)]
+    with _Buffer(store, clock) as buffer:
+        for one in sets:
+            for index, prompt in enumerate(one.prompts):
+                rounds = 0
+                if request_number(prompt) not in done:
+                    records = decode(prompt, one.name, seed + index)
+                    buffer.add(records)
+                    kept.append(records)
+                    rounds = len(records)
+                watch(one.name, rounds)
+    return concatenate(kept)
+
+
+class _Buffer:
+    """Finished prompts on their way to the store, written every half minute and at the end, however it comes."""
+
+    def __init__(self, store: RecordStore | None, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._parts: list[RoundRecords] = []
+        self._written = clock()
+
+    def add(self, records: RoundRecords) -> None:
+        self._parts.append(records)
+        if self._clock() - self._written >= FLUSH_SECONDS:
+            self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._store is not None and self._parts:
+            self._store.append(concatenate(self._parts))
+        self._parts, self._written = [], self._clock()
+
+
+def _only(records: RoundRecords, requests: set[int]) -> RoundRecords:
+    return records.take(np.array([int(number) in requests for number in records.request], dtype=bool))
