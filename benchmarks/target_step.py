@@ -1,6 +1,6 @@
 """Milliseconds of one target step by linear kernel and number of new tokens, at a context of 256.
 
-    python benchmarks/target_step.py [--threads N] [--kernels fp16,onednn,plain] [--cpu-time]
+    python benchmarks/target_step.py [--threads N] [--kernels compiled,fp16,onednn] [--cpu-time]
 
 Medians over repeated steps, the LM head on every row included. `--cpu-time` counts this process's processor time
 instead of the clock's, the only steady measure with one thread on a machine that does other work.
@@ -21,8 +21,8 @@ from dspark.types import Target
 
 TARGET = "smollm2-135m"
 CONTEXT = 256
-ROWS = (1, 4, 8, 16, 64)
-DTYPES = {"fp16": torch.bfloat16, "onednn-bf16": torch.bfloat16}
+ROWS = (1, 2, 3, 4, 8, 16, 64)
+DTYPES = {"compiled": torch.bfloat16, "fp16": torch.bfloat16, "onednn-bf16": torch.bfloat16}
 TAPS = (1, 8, 15, 22, 28)
 BUDGET_SECONDS = 3.0
 
@@ -46,7 +46,7 @@ def main() -> None:
     """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--kernels", default="plain,onednn,fp16,onednn-bf16")
+    parser.add_argument("--kernels", default="plain,onednn,fp16,onednn-bf16,compiled")
     parser.add_argument("--cpu-time", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -52,22 +52,20 @@ def choose_kernel(name: KernelName, dtype: torch.dtype, flags: frozenset[str] | 
 
 
 def _automatic(dtype: torch.dtype, flags: frozenset[str]) -> KernelChoice:
-    if dtype is torch.bfloat16 and flags & _NATIVE_BF16 and OneDnnKernel.available(torch.bfloat16):
-        return KernelChoice(OneDnnKernel(torch.bfloat16), "the processor multiplies bfloat16 natively")
-    if dtype is torch.bfloat16:
-        return _without_bf16()
-    return _float32()
-
-
-def _without_bf16() -> KernelChoice:
+    if dtype is not torch.bfloat16:
+        return _float32()
     try:
         decoder_library()
     except DependencyError as error:
-        missing = str(error)
-    else:
-        return KernelChoice(CompiledKernel(), "bfloat16 storage, float32 arithmetic, compiled for this processor")
+        return _uncompiled(str(error), flags)
+    return KernelChoice(CompiledKernel(), "bfloat16 storage, float32 arithmetic, compiled for this processor")
+
+
+def _uncompiled(because: str, flags: frozenset[str]) -> KernelChoice:
+    if flags & _NATIVE_BF16 and OneDnnKernel.available(torch.bfloat16):
+        return KernelChoice(OneDnnKernel(torch.bfloat16), f"native bfloat16 products, because {because}")
     if HalfKernel.available():
-        return KernelChoice(HalfKernel(), f"float16 storage, float32 arithmetic, because {missing}")
+        return KernelChoice(HalfKernel(), f"float16 storage, float32 arithmetic, because {because}")
     return _float32()
 
 

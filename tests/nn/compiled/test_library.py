@@ -7,6 +7,7 @@ from dspark.errors import DependencyError
 from dspark.nn.compiled import library
 from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.kernel_choice import choose_kernel
+from dspark.nn.linear import OneDnnKernel
 
 compiles = pytest.mark.skipif(not CompiledKernel.available(), reason="kernels do not compile here: no C++ compiler")
 
@@ -38,6 +39,19 @@ def test_a_compiler_that_fails_is_named_and_not_tried_again(untried, monkeypatch
     with pytest.raises(DependencyError, match="false could not compile"):
         library.decoder_library()
     assert list((untried / "compiled").iterdir()) == []
+
+
+def test_without_it_native_bfloat16_is_next(untried, monkeypatch):
+    monkeypatch.setenv("DSPARK_COMPILED", "0")
+    choice = choose_kernel("auto", torch.bfloat16, frozenset({"avx512_bf16"}))
+    assert (choice.kernel.name == "onednn-bf16") == OneDnnKernel.available(torch.bfloat16)
+
+
+@compiles
+def test_a_library_that_computes_wrongly_is_refused(untried, monkeypatch):
+    monkeypatch.setattr(library.torch, "equal", lambda found, expected: False)
+    with pytest.raises(DependencyError, match="compute wrongly on this processor"):
+        library.decoder_library()
 
 
 @compiles

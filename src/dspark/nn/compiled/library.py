@@ -12,6 +12,8 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
+import torch
+
 from dspark.cache_root import cache_root
 from dspark.errors import DependencyError
 from dspark.nn.processor import processor_flags
@@ -52,6 +54,15 @@ class CacheStruct(Structure):
     )  # fmt: skip
 
 
+class ContextStruct(Structure):
+    """`Context` of decoder.cpp."""
+
+    _fields_ = (
+        ("features", c_int64), ("combine", c_void_p), ("norm", c_void_p), ("keys_values", c_void_p),
+        ("bias", c_void_p), ("key_norms", c_void_p),
+    )  # fmt: skip
+
+
 def decoder_library() -> ctypes.CDLL:
     """The library, compiled now (about five seconds) if this machine has not done so before.
 
@@ -62,15 +73,6 @@ def decoder_library() -> ctypes.CDLL:
     if isinstance(library, str):
         raise DependencyError(library)
     return library
-
-
-class ContextStruct(Structure):
-    """`Context` of decoder.cpp."""
-
-    _fields_ = (
-        ("features", c_int64), ("combine", c_void_p), ("norm", c_void_p), ("keys_values", c_void_p),
-        ("bias", c_void_p), ("key_norms", c_void_p),
-    )  # fmt: skip
 
 
 @cache
@@ -100,7 +102,22 @@ def _open() -> ctypes.CDLL:
     )  # fmt: skip
     for function in (library.dspark_pack, library.dspark_linear, library.dspark_layers, library.dspark_context):
         function.restype = None
+    _try_product(library)
     return library
+
+
+def _try_product(library: ctypes.CDLL) -> None:
+    """A product of odd sizes against torch: a library that this processor runs wrongly is worse than none."""
+    rows, inputs, outputs = 7, 133, 5
+    x = torch.arange(rows * inputs).view(rows, inputs).remainder(11.0)
+    weight = torch.arange(outputs * inputs).view(outputs, inputs).remainder(7.0).bfloat16()
+    packed, product = torch.empty_like(weight), torch.empty(rows, outputs)
+    library.dspark_pack(weight.data_ptr(), outputs, inputs, packed.data_ptr(), 1)
+    library.dspark_linear(
+        x.data_ptr(), rows, inputs, packed.data_ptr(), None, outputs, product.data_ptr(), 1
+    )  # fmt: skip
+    if not torch.equal(product, x @ weight.float().T):
+        raise DependencyError("the compiled decoder kernels compute wrongly on this processor; please report it")
 
 
 def _compiled(source: bytes) -> Path:
