@@ -44,33 +44,35 @@ class Request:
 
     def target_law(self) -> Array:
         """Probability [texts] when the target decodes alone."""
-        return np.array([self._continued((), text) for text in TEXTS])
+        return self._continued(())
 
     def round_laws(self, rule: RejectionRule) -> Array:
         """Law [blocks, gamma + 1, texts] of the text after drafting a block and verifying 0 ... gamma of it."""
-        law_of = cache(lambda drafts: self._round_law(rule, drafts))
+        continued = cache(self._continued)
+        law_of = cache(lambda drafts: self._round_law(rule, drafts, continued))
         return np.array([[law_of(block[:n]) for n in range(GAMMA + 1)] for block in BLOCKS])
 
-    def _round_law(self, rule: RejectionRule, drafts: Tokens) -> Array:
+    def _round_law(self, rule: RejectionRule, drafts: Tokens, continued: Callable[[Tokens], Array]) -> Array:
         p = torch.stack([self.p[drafts[:i]] for i in range(len(drafts) + 1)])
         q = torch.stack([self.q[drafts[:i]] for i in range(len(drafts))]) if drafts else p[:0]
         law = np.zeros(len(TEXTS))
         for accepted, chance in enumerate(rule.accepted_law(rule.thresholds(p, q, drafts))):
             closing = rule.correction(p, q, drafts, accepted).tolist()
             for token in range(V):
-                head = (*drafts[:accepted], token)
-                law += chance * closing[token] * np.array([self._continued(head, text) for text in TEXTS])
+                law += chance * closing[token] * continued((*drafts[:accepted], token))
         return law
 
-    def _continued(self, head: Tokens, text: Tokens) -> float:
-        """Probability that the target goes on from `head` to `text`."""
-        if text[: len(head)] != head:
-            return 0.0
-        return float(np.prod([float(self.p[text[:i]][text[i]]) for i in range(len(head), len(text))]))
+    def _continued(self, head: Tokens) -> Array:
+        """Law [texts] when the target goes on from `head`."""
+        law = np.zeros(len(TEXTS))
+        for i, text in enumerate(TEXTS):
+            if text[: len(head)] == head:
+                law[i] = np.prod([float(self.p[text[:k]][text[k]]) for k in range(len(head), len(text))])
+        return law
 
 
 def random_request(random: np.random.Generator) -> Request:
-    """Laws and confidences drawn at random; q sometimes equals p, as in a perfect drafter."""
+    """Laws and confidences drawn at random."""
     contexts = [text for n in range(GAMMA + 1) for text in product(range(V), repeat=n)]
     p = {context: torch.from_numpy(random.dirichlet([0.7] * V)) for context in contexts}
     q = {context: torch.from_numpy(random.dirichlet([0.7] * V)) for context in contexts}
@@ -108,5 +110,7 @@ def instances(rule: RejectionRule, count: int) -> tuple[Instance, ...]:
 
 
 def jagged_seconds(random: np.random.Generator) -> Array:
-    """Seconds of 0 ... REQUESTS * (GAMMA + 1) tokens: up and down."""
-    return random.uniform(0.3, 1.0, REQUESTS * (GAMMA + 1) + 1) * np.linspace(1, 1.5, REQUESTS * (GAMMA + 1) + 1)
+    """Seconds of 1 ... REQUESTS * (GAMMA + 1) tokens: cliffs, plateaus, steps down, on the whole near break-even."""
+    size = REQUESTS * (GAMMA + 1) - 1
+    steps = np.where(random.random(size) < 0.5, random.uniform(0.3, 0.7, size), random.uniform(-0.05, 0.1, size))
+    return np.cumsum([1.0, *steps])

@@ -54,8 +54,8 @@ def own_probability(request: Request, block: Tokens) -> list[float]:
 
 def table(seed: int, draft: float = 0.0) -> CostTable:
     seconds = jagged_seconds(np.random.default_rng(1000 + seed))
-    rows = tuple(float(s) for s in seconds[1:])
-    return CostTable(tuple(range(1, len(rows) + 1)), (0,), (rows,), (1, 2), (draft, draft))
+    tokens = tuple(range(1, len(seconds) + 1))
+    return CostTable(tokens, (0,), (tuple(seconds.tolist()),), (1, 2), (draft, draft))
 
 
 def batch(seed: int, **terms: object) -> Batch:
@@ -67,11 +67,10 @@ def worst(
     scheduler: Callable[[int], Scheduler],
     confidences: Confidences = head,
     terms: Callable[[int], Batch] = batch,
-    primed: int = 0,
 ) -> float:
-    """The largest distance over all instances; `scheduler` of an instance's number has seen `primed` random rounds."""
+    """The largest distance over all instances; in two of three, the scheduler has random rounds behind it."""
     return max(
-        distance(instance, scheduler(seed), confidences, terms(seed), primed, seed)
+        distance(instance, scheduler(seed), confidences, terms(seed), primed=2 * (seed % 3), seed=seed)
         for seed, instance in enumerate(instances(rule, COUNT))
     )
 
@@ -124,9 +123,8 @@ every_scheduler = pytest.mark.parametrize("scheduler", OURS, ids=lambda schedule
 
 @both_rules
 @every_scheduler
-@pytest.mark.parametrize("primed", [0, 3])
-def test_text_follows_the_target(rule: RejectionRule, scheduler: Callable[[int], Scheduler], primed: int) -> None:
-    assert worst(rule, scheduler, primed=primed) <= EXACT
+def test_text_follows_the_target(rule: RejectionRule, scheduler: Callable[[int], Scheduler]) -> None:
+    assert worst(rule, scheduler) <= EXACT
 
 
 def tight(seed: int) -> Batch:
@@ -146,13 +144,13 @@ def tight(seed: int) -> Batch:
 @both_rules
 @every_scheduler
 def test_terms_of_requests_do_not_bias(rule: RejectionRule, scheduler: Callable[[int], Scheduler]) -> None:
-    assert worst(rule, scheduler, terms=tight, primed=3) <= EXACT
+    assert worst(rule, scheduler, terms=tight) <= EXACT
 
 
 @both_rules
 @pytest.mark.parametrize("scheduler", [threshold, prefix, lagged], ids=lambda scheduler: scheduler.__name__)
 def test_own_probability_as_confidence_is_caught(rule: RejectionRule, scheduler: Callable[[int], Scheduler]) -> None:
-    assert worst(rule, scheduler, confidences=own_probability, primed=3) > 0.05
+    assert worst(rule, scheduler, confidences=own_probability) > 0.05
 
 
 class Spoilt(LaggedScheduler):
@@ -206,15 +204,14 @@ class TiesByWholeBlock(Spoilt):
 
 
 SPOILT = [
-    (GlobalArgmax, 0.02, 0.003),
-    (SumOfLiveSurvivals, 0.01, 0.001),
-    (LiveBreakEven, 0.01, 0.001),
-    (TiesByWholeBlock, 1e-4, 1e-5),
+    (GlobalArgmax, 0.02, 0.01),
+    (SumOfLiveSurvivals, 0.01, 0.01),
+    (LiveBreakEven, 0.1, 0.1),
+    (TiesByWholeBlock, 0.01, 0.01),
 ]
 
 
 @pytest.mark.parametrize(("spoilt", "token", "block"), SPOILT, ids=lambda value: getattr(value, "__name__", ""))
 def test_anticipating_rules_are_caught(spoilt: type[Spoilt], token: float, block: float) -> None:
-    print(spoilt.__name__, worst(TokenRejection(), spoilt), worst(BlockVerification(), spoilt))
     assert worst(TokenRejection(), spoilt) > token
     assert worst(BlockVerification(), spoilt) > block

@@ -90,9 +90,9 @@ class CostTable:
         return RoundSeconds(plain, drafted, resolved=self._exceeds_noise(verify))
 
     def _exceeds_noise(self, verify: Floats) -> bool:
-        if verify[-1] - verify[0] > self.noise * verify[0]:  # as most curves have it, and cheaper than their extremes
+        if verify[-1] - verify[0] >= self.noise * verify[0]:  # as most curves have it, and cheaper than their extremes
             return True
-        return bool(verify.max() - verify.min() > self.noise * verify.min())
+        return bool(verify.max() - verify.min() >= self.noise * verify.min())
 
     def scaled(self, verify: Floats, draft: float, overhead_seconds: float) -> "CostTable":
         """This table with the verify times of each size multiplied by `verify` [tokens], draft times by `draft`."""

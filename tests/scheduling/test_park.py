@@ -1,0 +1,72 @@
+"""Drafting stops while it does not pay, by what it really brought, and comes back."""
+
+import numpy as np
+import pytest
+
+from dspark.errors import ConfigError
+from dspark.scheduling import Batch, CostTable, FixedLength, Outcome, Parked, ProbeSchedule
+
+BATCH = Batch(np.arange(4), gamma=2)
+TABLE = CostTable((1, 4, 12), (0,), ((1.0, 1.0, 2.0),), (4,), (0.2,))
+"""Four requests: 1 second plain, 2.2 with two drafts each: these pay from 4.8 surviving drafts a round on."""
+
+
+def play(scheduler: Parked, rounds: int, accepted: int, batch: Batch = BATCH) -> list[bool]:
+    """Whether consecutive rounds draft when each drafting request has `accepted` drafts survive."""
+    drafted = []
+    for _ in range(rounds):
+        plan = scheduler.plan(batch)
+        lengths = scheduler.lengths(plan, None)
+        scheduler.observe(Outcome(plan, lengths, np.minimum(lengths, accepted)))
+        drafted.append(bool(lengths.any()))
+    return drafted
+
+
+def parked(rate: float = 1.0) -> Parked:
+    return Parked(FixedLength(), TABLE, rate, ProbeSchedule(first=3, longest=6))
+
+
+def test_parks_after_a_round_that_did_not_pay_and_probes_ever_less_often() -> None:
+    assert play(parked(), 17, accepted=1) == [True, *[False] * 2, True, *[False] * 5, True, *[False] * 5, True, False]
+
+
+def test_goes_on_while_it_pays() -> None:
+    assert all(play(parked(), 20, accepted=2))
+
+
+def test_returns_when_a_probe_pays() -> None:
+    scheduler = parked()
+    play(scheduler, 2, accepted=0)
+    assert play(scheduler, 6, accepted=2) == [False, True, *[True] * 4]
+
+
+def test_one_bad_round_does_not_park_a_good_drafter() -> None:
+    scheduler = parked(rate=0.02)
+    play(scheduler, 20, accepted=2)
+    assert all(play(scheduler, 1, accepted=0) + play(scheduler, 1, accepted=2))
+
+
+def test_load_decides_with_what_is_known() -> None:
+    """The same acceptance pays at one request, where verifying more rows costs nothing."""
+    scheduler = parked()
+    play(scheduler, 2, accepted=1)
+    assert not any(play(scheduler, 1, accepted=1))
+    assert all(play(scheduler, 3, accepted=1, batch=Batch(np.arange(1), gamma=2)))
+
+
+def test_plain_rounds_teach_nothing() -> None:
+    scheduler = parked()
+    nothing = Batch(np.arange(4), gamma=2, caps=np.zeros(4, dtype=np.int64))
+    assert not any(play(scheduler, 5, accepted=2, batch=nothing))
+    assert all(play(scheduler, 5, accepted=2))
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.5])
+def test_refuses_a_rate_that_is_no_share(rate: float) -> None:
+    with pytest.raises(ConfigError, match="rate is"):
+        parked(rate)
+
+
+def test_refuses_probes_that_never_come() -> None:
+    with pytest.raises(ConfigError, match="first is 0"):
+        ProbeSchedule(first=0)
