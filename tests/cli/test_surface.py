@@ -28,6 +28,8 @@ SURFACE = {
         "--json",
     },
     "train": {"--output", "--set", "--target", "--features", "--json"},
+    "calibrate": {"--data", "--limit", "--report-share", "--method", "--records", "--output", "--plot", "--target"}
+    | {"--max-tokens", "--temperature", "--seed", "--block-verification", "--dtype", "--json"},
     "inspect": {"--parity", "--target", "--json"},
     "doctor": {"--json"},
 }

@@ -1,6 +1,7 @@
 """How well survival is predicted on rounds that nothing was fitted on. Shapes: N rounds, G slots."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +61,8 @@ class Comparison:
             "ece_before": [one.ece for one in self.before],
             "ece_after": [one.ece for one in self.after],
             "ece_floor": [one.ece_floor for one in self.after],
-            "mean_ece_before": mean_ece(self.before),
-            "mean_ece_after": mean_ece(self.after),
+            "mean_ece_before": mean_over_positions(self.before, lambda one: one.ece),
+            "mean_ece_after": mean_over_positions(self.after, lambda one: one.ece),
             "auc": [one.auc for one in self.before],
             "auc_after": [one.auc for one in self.after],
             "brier_before": [one.brier for one in self.before],
@@ -101,6 +102,13 @@ class CalibrationReport:
             "alternatives": others,
         }
 
+    def summary(self) -> dict[str, Any]:
+        """The few figures that are kept beside the model; null where a position has none."""
+        figures = self.overall.as_json()
+        kept = {key: figures[key] for key in ("ece_before", "ece_after", "ece_floor", "auc", "rounds", "survived")}
+        plain = {key: [None if math.isnan(value) else round(value, 6) for value in kept[key]] for key in kept}
+        return {**plain, "fit_rounds": self.fit_rounds, "report_rounds": self.report_rounds}
+
 
 def calibrate(fit: RoundRecords, report: RoundRecords, name: MethodName = MethodName.STS) -> CalibrationReport:
     """Fit method `name` on `fit` and measure it, and every other method, on `report`.
@@ -127,9 +135,9 @@ def positions(model: SurvivalModel, records: RoundRecords) -> tuple[PositionRepo
     return tuple(_position(survival[valid[:, k], k], labels[valid[:, k], k]) for k in columns)
 
 
-def mean_ece(reports: Sequence[PositionReport]) -> float:
-    """Plain mean of the positions' ECEs, those never judged left out."""
-    known = [one.ece for one in reports if one.rounds]
+def mean_over_positions(reports: Sequence[PositionReport], figure: Callable[[PositionReport], float]) -> float:
+    """Plain mean of a figure over the positions that have it; NaN if none has."""
+    known = [value for value in map(figure, reports) if not math.isnan(value)]
     return sum(known) / len(known) if known else float("nan")
 
 

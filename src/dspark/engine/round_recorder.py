@@ -55,14 +55,14 @@ class RoundRecorder:
         return RoundRecords(
             confidence=logits[..., 0],
             peak=logits[..., 1],
-            history=history,
+            history=history.astype(np.float32),
             accepted=accepted,
             judged=judged,
             position=position,
             request=np.full(count, label.request, dtype=np.uint64),
             domain=np.full(count, label.domain),
             draft_mode=np.full(count, label.draft_mode, dtype=np.uint8),
-            temperature=np.full(count, label.temperature),
+            temperature=np.full(count, label.temperature, dtype=np.float32),
         )
 
 
