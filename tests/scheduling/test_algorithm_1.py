@@ -121,11 +121,11 @@ def brute_force(c: np.ndarray, seconds: np.ndarray) -> float:
     """max of tau / seconds[drafts] over all lengths whose drafts have a > 0, and over verifying everything."""
     a = np.cumprod(np.float32(c), axis=1, dtype=np.float32)
     choices = [range(np.count_nonzero(row) + 1) for row in a]
-    everything = (len(c) + a.sum()) / seconds[c.size]
-    return max(
-        everything,
-        *((len(c) + sum(row[:n].sum() for row, n in zip(a, ns, strict=True))) / seconds[sum(ns)] for ns in product(*choices)),
-    )
+    best = (len(c) + a.sum()) / seconds[c.size]
+    for lengths in product(*choices):
+        tau = len(c) + sum(row[:n].sum() for row, n in zip(a, lengths, strict=True))
+        best = max(best, tau / seconds[sum(lengths)])
+    return float(best)
 
 
 def throughput(c: np.ndarray, lengths: np.ndarray, seconds: np.ndarray) -> float:
@@ -141,9 +141,7 @@ def table_of(requests: int, seconds: np.ndarray) -> CostTable:
 
 small = st.tuples(st.integers(1, 3), st.integers(1, 3)).flatmap(
     lambda shape: st.tuples(
-        st.lists(
-            st.lists(st.floats(0, 1), min_size=shape[1], max_size=shape[1]), min_size=shape[0], max_size=shape[0]
-        ),
+        st.lists(st.lists(st.floats(0, 1), min_size=shape[1], max_size=shape[1]), min_size=shape[0], max_size=shape[0]),
         st.lists(st.floats(0, 1), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]),
     )
 )

@@ -84,9 +84,7 @@ def test_requests_are_followed_when_they_change_slots() -> None:
     history.record(1, np.array([5]), np.array([[0.55], [0.45]]))
     survival = history.recall(2, np.array([3, 9, 5, 7]), gamma=2)
     assert survival == pytest.approx(np.array([[0.3, 1, 0.55, 0.7], [0.2, 1, 0.45, 0.6]]))
-    assert history.recall(3, np.array([7, 3]), gamma=3) == pytest.approx(
-        np.array([[0.7, 0.3], [0.6, 0.2], [0.6, 0.2]])
-    )
+    assert history.recall(3, np.array([7, 3]), gamma=3) == pytest.approx(np.array([[0.7, 0.3], [0.6, 0.2], [0.6, 0.2]]))
 
 
 def test_parked_rounds_keep_what_is_known_until_a_probe() -> None:

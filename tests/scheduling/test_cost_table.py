@@ -1,0 +1,136 @@
+"""A cost table is a value: jagged points survive, holes are refused, files round-trip."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dspark.errors import CompatibilityError, ConfigError, FormatError
+from dspark.scheduling import CostTable
+
+TABLE = CostTable(
+    tokens=(1, 2, 4, 8),
+    contexts=(0, 100),
+    verify_seconds=((1.0, 3.0, 2.0, 4.0), (2.0, 6.0, 4.0, 5.0)),
+    requests=(1, 4),
+    draft_seconds=(0.1, 0.4),
+    overhead_seconds=0.05,
+    noise=0.1,
+    subject="a machine",
+)
+
+
+def test_measured_points_are_kept_and_the_rest_is_linear() -> None:
+    assert TABLE.verify(1, 8) == pytest.approx([1, 3, 2.5, 2, 2.5, 3, 3.5, 4])
+
+
+def test_padded_batches_cost_the_next_size() -> None:
+    assert replace(TABLE, padded=True).verify(1, 8) == pytest.approx([1, 3, 2, 2, 4, 4, 4, 4])
+    assert replace(TABLE, padded=True).draft(2) == 0.4
+
+
+def test_times_grow_in_proportion_beyond_the_last_size() -> None:
+    assert TABLE.verify(8, 10) == pytest.approx([4, 4.5, 5])
+    assert TABLE.verify(16, 17) == pytest.approx([8, 8.5])
+    assert TABLE.draft(8) == pytest.approx(0.8)
+
+
+def test_context_is_linear_between_and_beyond_but_never_cheaper_when_longer() -> None:
+    assert TABLE.verify(1, 2, context=50) == pytest.approx([1.5, 4.5])
+    assert TABLE.verify(1, 2, context=200) == pytest.approx([3, 9])
+    falling = replace(TABLE, verify_seconds=((2.0, 2.0, 2.0, 2.0), (1.0, 3.0, 2.0, 2.0)))
+    assert falling.verify(1, 2, context=200) == pytest.approx([1, 4])
+
+
+def test_a_round_is_draft_and_verify_and_overhead() -> None:
+    seconds = TABLE.round_seconds(requests=2, drafting=1, most=2, context=0)
+    assert seconds.plain == pytest.approx(3.05)
+    assert seconds.drafted == pytest.approx([3.15, 2.65, 2.15])
+    assert TABLE.draft(0) == 0
+    assert seconds.resolved
+
+
+def test_differences_within_noise_are_not_resolved() -> None:
+    assert replace(TABLE, noise=0.6).round_seconds(2, 2, 2, 0).resolved is False
+    assert replace(TABLE, noise=0.4).round_seconds(2, 2, 2, 0).resolved is True  # it falls from 3 to 2
+    assert replace(TABLE, noise=0.4).round_seconds(4, 4, 1, 0).resolved is False
+
+
+def test_steps_per_second_of_the_paper() -> None:
+    table = CostTable.from_steps_per_second({2: 0.5, 1: 1.0})
+    assert (table.tokens, table.verify_seconds) == ((1, 2), ((1.0, 2.0),))
+    assert table.round_seconds(1, 1, 1, 0).drafted == pytest.approx([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"verify_seconds": ((1.0, np.nan, 2.0, 4.0), (2.0, 6.0, 4.0, 5.0))},
+            "verify_seconds at 2 tokens is nan",
+        ),
+        ({"verify_seconds": ((1.0, 0.0, 2.0, 4.0), (2.0, 6.0, 4.0, 5.0))}, "verify_seconds at 2 tokens is 0.0"),
+        ({"verify_seconds": ((1.0, 3.0, 4.0), (2.0, 6.0, 4.0, 5.0))}, "verify_seconds has 3 entries for 4 tokens"),
+        ({"verify_seconds": ((1.0, 3.0, 2.0, 4.0),)}, "verify_seconds has 1 rows for 2 contexts"),
+        ({"draft_seconds": (0.1, -0.4)}, "draft_seconds at 4 requests is -0.4"),
+        ({"tokens": (1, 4, 2, 8)}, r"tokens is \(1, 4, 2, 8\)"),
+        ({"tokens": ()}, "tokens is"),
+        ({"requests": (0, 4)}, "requests is"),
+        ({"overhead_seconds": -1.0}, "overhead_seconds is -1.0"),
+        ({"noise": float("nan")}, "noise is nan"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(TABLE, **change)  # type: ignore[arg-type]
+
+
+def test_file_round_trip(tmp_path: Path) -> None:
+    TABLE.save(tmp_path / "cost.json")
+    assert CostTable.load(tmp_path / "cost.json", subject="a machine") == TABLE
+    with pytest.raises(CompatibilityError, match="'a machine', not on 'another'"):
+        CostTable.load(tmp_path / "cost.json", subject="another")
+
+
+seconds = st.floats(1e-9, 1e3)
+
+
+@given(st.lists(st.tuples(seconds, seconds), min_size=1, max_size=6), st.booleans())
+def test_json_round_trip(rows: list[tuple[float, float]], padded: bool) -> None:
+    tokens = tuple(range(1, len(rows) + 1))
+    curve = tuple(a for a, _ in rows)
+    table = CostTable(tokens, (5,), (curve,), tokens, tuple(b for _, b in rows), padded=padded)
+    assert CostTable.from_json(json.loads(json.dumps(table.to_json()))) == table
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cost.json"
+    with pytest.raises(FormatError, match="cannot be read"):
+        CostTable.load(path)
+    for content, message in (("{", "cannot be read"), ("[]", "format is 'list'"), ('{"format": "x"}', "format is 'x'")):
+        path.write_text(content)
+        with pytest.raises(FormatError, match=message):
+            CostTable.load(path)
+
+
+def test_json_with_holes_or_other_fields_is_refused() -> None:
+    tree = TABLE.to_json()
+    with pytest.raises(FormatError, match="sppeed"):
+        CostTable.from_json({**tree, "sppeed": 1})
+    del tree["tokens"]
+    with pytest.raises(FormatError, match="tokens"):
+        CostTable.from_json(tree)
+    holes = [[1.0, None, 2.0, 4.0], [2.0, 6.0, 4.0, 5.0]]
+    with pytest.raises(ConfigError, match="verify_seconds at 2 tokens is nan"):
+        CostTable.from_json({**TABLE.to_json(), "verify_seconds": holes})
+
+
+def test_scaling_touches_what_it_names() -> None:
+    scaled = TABLE.scaled(np.array([2.0, 1.0, 1.0, 1.0]), draft=3.0, overhead_seconds=1.0)
+    assert scaled.verify_seconds == ((2.0, 3.0, 2.0, 4.0), (4.0, 6.0, 4.0, 5.0))
+    assert scaled.draft_seconds == pytest.approx((0.3, 1.2))
+    assert (scaled.overhead_seconds, scaled.subject) == (1.0, "a machine")

@@ -1,0 +1,88 @@
+"""Decoding round after round with a scheduler that remembers leaves the law of the text alone, by enumeration."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from dspark.core.block_verification import BlockVerification
+from dspark.core.hashed_law import HashedLaw
+from dspark.core.output_law import Law, Tokens, total_variation
+from dspark.core.rejection import RejectionRule, TokenRejection
+from dspark.scheduling import (
+    Batch,
+    CostTable,
+    LaggedScheduler,
+    Outcome,
+    Parked,
+    PrefixScheduler,
+    ProbeSchedule,
+    Scheduler,
+    StaticThreshold,
+)
+
+V, GAMMA, HORIZON = 2, 2, 3
+BATCH = Batch(np.array([0]), GAMMA)
+TABLE = CostTable((1, 2, 3), (0,), ((1.0, 1.55, 1.7),), (1,), (0.1,))
+PROBES = ProbeSchedule(first=1, longest=2)
+
+TARGET, DRAFT, CONFIDENCE = (HashedLaw(V, seed, order=2, scale=1.5, dtype=torch.float64) for seed in (1, 2, 3))
+
+
+def fork(scheduler: Scheduler) -> Scheduler:
+    """A copy with its own memory and the same table."""
+    return deepcopy(scheduler, {id(TABLE): TABLE})
+
+
+def decode(scheduler: Scheduler, rule: RejectionRule, lengths_seen: set[int], context: Tokens = ()) -> Law:
+    """Law of HORIZON tokens after `context`; the scheduler is copied wherever fates part."""
+    if len(context) >= HORIZON:
+        return {context[:HORIZON]: 1.0}
+    law: Law = {}
+    for block in product(range(V), repeat=GAMMA):
+        q = torch.stack([DRAFT((*context, *block[:j])).softmax(0) for j in range(GAMMA)])
+        c = np.array([[float(CONFIDENCE((*context, *block[:j]))[0].sigmoid()) for j in range(GAMMA)]])
+        chance = float(q[0, block[0]] * q[1, block[1]])
+        planned = fork(scheduler)
+        plan = planned.plan(BATCH)
+        lengths = planned.lengths(plan, c)
+        lengths_seen.add(int(lengths[0]))
+        drafts = block[: int(lengths[0])]
+        p = torch.stack([TARGET((*context, *drafts[:i])).softmax(0) for i in range(len(drafts) + 1)])
+        q = q[: len(drafts)]
+        for accepted, share in enumerate(rule.accepted_law(rule.thresholds(p, q, drafts))):
+            after = fork(planned)
+            after.observe(Outcome(plan, lengths, np.array([accepted])))
+            closing = rule.correction(p, q, drafts, accepted)
+            for token in range(V):
+                for text, rest in decode(after, rule, lengths_seen, (*context, *drafts[:accepted], token)).items():
+                    law[text] = law.get(text, 0.0) + chance * share * float(closing[token]) * rest
+    return law
+
+
+def alone(context: Tokens = ()) -> Law:
+    """Law of HORIZON tokens when the target decodes alone."""
+    if len(context) == HORIZON:
+        return {context: 1.0}
+    p = TARGET(context).softmax(0)
+    return {text: float(p[v]) * rest for v in range(V) for text, rest in alone((*context, v)).items()}
+
+
+SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
+    "lagged": lambda: LaggedScheduler(TABLE, lag=1, probes=PROBES),
+    "parked threshold": lambda: Parked(StaticThreshold(0.4), TABLE, rate=1.0, probes=PROBES),
+    "parked prefix": lambda: Parked(PrefixScheduler(TABLE), TABLE, rate=0.5, probes=PROBES),
+}
+
+
+@pytest.mark.parametrize("rule", [TokenRejection(), BlockVerification()], ids=["token", "block"])
+@pytest.mark.parametrize("build", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_memory_does_not_bias(build: Callable[[], Scheduler], rule: RejectionRule) -> None:
+    lengths_seen: set[int] = set()
+    law = decode(build(), rule, lengths_seen)
+    assert len(lengths_seen) > 1
+    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    assert total_variation(law, alone()) <= 1e-12

@@ -1,0 +1,124 @@
+"""Batches and confidences that cannot be are refused by name; caps, floors, priorities and limits hold."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dspark.errors import ConfigError
+from dspark.scheduling import (
+    Batch,
+    CostTable,
+    FixedLength,
+    LaggedScheduler,
+    Plan,
+    PrefixScheduler,
+    Scheduler,
+    StaticThreshold,
+    rate_floors,
+)
+
+TABLE = CostTable((1, 3, 12), (0,), ((1.0, 1.0, 3.0),), (1,), (0.0,))
+KEYS = np.arange(3)
+SURE = np.ones((3, 3))
+
+READING: dict[str, Callable[[], Scheduler]] = {
+    "threshold": lambda: StaticThreshold(0.5),
+    "prefix": lambda: PrefixScheduler(TABLE),
+    "lagged": lambda: LaggedScheduler(TABLE),
+}
+every_scheduler = pytest.mark.parametrize("build", [FixedLength, *READING.values()], ids=["fixed", *READING])
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values)
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"keys": ints()}, "keys has shape"),
+        ({"gamma": 0}, "gamma is 0"),
+        ({"max_tokens": 2}, "max_tokens is 2 for 3 requests"),
+        ({"caps": ints(1, 2)}, "caps has shape"),
+        ({"caps": ints(1, 2, 4)}, "caps are 1 to 4"),
+        ({"floors": ints(0, -1, 0)}, "floors must lie"),
+        ({"floors": ints(0, 2, 0), "caps": ints(3, 1, 3)}, "floors must lie"),
+        ({"floors": ints(1, 1, 1), "max_tokens": 5}, "floors ask for 3 drafts, max_tokens leaves 2"),
+        ({"weights": np.array([1.0, 0.0, 1.0])}, "weights are 0.0"),
+        ({"weights": np.array([1.0, np.nan, 1.0])}, "weights are nan"),
+    ],
+)
+def test_impossible_batches_are_refused_by_name(terms: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Batch(**{"keys": KEYS, "gamma": 3, **terms})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("build", READING.values(), ids=READING)
+@pytest.mark.parametrize(
+    ("confidences", "message"),
+    [
+        (None, "confidences are missing"),
+        (np.ones((3, 2)), r"confidences have shape \(3, 2\); expected \(3, 3\)"),
+        (np.where(np.arange(9).reshape(3, 3) == 5, np.nan, 0.5), r"confidences\[1, 2\] is nan"),
+        (np.where(np.arange(9).reshape(3, 3) == 3, 1.5, 0.5), r"confidences\[1, 0\] is 1.5"),
+        (np.where(np.arange(9).reshape(3, 3) == 8, -2.0, 0.5), r"confidences\[2, 2\] is -2.0"),
+    ],
+)
+def test_impossible_confidences_are_refused_by_name(build, confidences, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build().lengths(Plan(Batch(KEYS, 3), 0, budget=4), confidences)
+
+
+@every_scheduler
+def test_caps_floors_and_limits_hold(build) -> None:
+    scheduler = build()
+    batch = Batch(KEYS, 3, caps=ints(0, 1, 3), floors=ints(0, 1, 2), max_tokens=6)
+    for c in (SURE, np.zeros((3, 3))):
+        assert scheduler.lengths(scheduler.plan(batch), c).tolist() == [0, 1, 2]
+    looser = Batch(KEYS, 3, max_tokens=7)
+    assert scheduler.lengths(scheduler.plan(looser).untrimmed(), SURE).tolist() == [2, 1, 1]
+
+
+@every_scheduler
+def test_nothing_is_drafted_without_room(build) -> None:
+    scheduler = build()
+    for batch in (Batch(KEYS, 3, max_tokens=3), Batch(KEYS, 3, caps=ints(0, 0, 0))):
+        plan = scheduler.plan(batch)
+        assert (plan.drafts, plan.uniform) == (False, False)
+        assert scheduler.lengths(plan, SURE).tolist() == [0, 0, 0]
+
+
+def test_priority_buys_drafts() -> None:
+    batch = Batch(KEYS, 3, weights=np.array([1.0, 1.0, 8.0]))
+    c = np.full((3, 3), 0.5)
+    assert LaggedScheduler(TABLE).lengths(Plan(batch, 0, budget=4), c).tolist() == [1, 0, 3]
+
+
+def test_full_width_rounds_verify_even_hopeless_drafts() -> None:
+    plan = PrefixScheduler(TABLE).plan(Batch(KEYS, 3)).untrimmed()
+    assert plan.uniform
+    assert PrefixScheduler(TABLE).lengths(plan, np.zeros((3, 3))).tolist() == [3, 3, 3]
+
+
+def test_fixed_length_cuts_the_last_positions_first() -> None:
+    scheduler = FixedLength(2)
+    assert scheduler.lengths(scheduler.plan(Batch(KEYS, 3))).tolist() == [2, 2, 2]
+    assert scheduler.lengths(scheduler.plan(Batch(KEYS, 3, max_tokens=7))).tolist() == [2, 1, 1]
+    assert not FixedLength(0).plan(Batch(KEYS, 3)).drafts
+
+
+def test_threshold_stops_at_the_first_doubt() -> None:
+    scheduler = StaticThreshold(0.5)
+    c = np.array([[0.5, 0.4, 0.9], [0.9, 0.9, 0.5], [0.4, 1.0, 1.0]])
+    assert scheduler.lengths(scheduler.plan(Batch(KEYS, 3)), c).tolist() == [1, 3, 0]
+
+
+def test_promised_rates_become_floors() -> None:
+    survival = np.array([[0.9, 0.5, 1.0, 0.2], [0.8, 0.1, 1.0, 0.1]])
+    floors = rate_floors(np.array([18.0, 0.0, 25.0, 30.0]), survival, round_seconds=0.1)
+    assert floors.tolist() == [1, 0, 2, 2]
+    with pytest.raises(ConfigError, match="rates"):
+        rate_floors(np.array([1.0]), survival, 0.1)
+    with pytest.raises(ConfigError, match="rates must be 0"):
+        rate_floors(np.array([1.0, -1.0, 1.0, 1.0]), survival, 0.1)
