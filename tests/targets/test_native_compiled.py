@@ -64,3 +64,19 @@ def test_any_number_of_threads_gives_the_same_bits(llama, threads):
         assert torch.equal(run(target)[0], expected)
     finally:
         torch.set_num_threads(before)
+
+
+def test_rows_of_several_requests_have_the_bits_of_each_alone(variant):
+    target = load(variant, "compiled")
+    prompts = [TOKENS[:3], TOKENS[:9], TOKENS[4:5]]
+    together, alone = ([target.new_cache(12) for _ in prompts] for _ in range(2))
+    for prompt, *caches in zip(prompts, together, alone, strict=True):
+        for cache in caches:
+            target.forward(prompt, cache)
+    tokens = torch.tensor([7, 8, 9])
+    output = target.forward_each(tokens, together, TAPS)
+    for row, cache in enumerate(alone):
+        expected = target.forward(tokens[row : row + 1], cache, TAPS)
+        assert torch.equal(output.last_hidden[row], expected.last_hidden[0])
+        assert torch.equal(output.features[row], expected.features[0])
+        assert torch.equal(together[row].whole_keys, cache.whole_keys)

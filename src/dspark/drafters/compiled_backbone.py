@@ -43,12 +43,14 @@ class CompiledBackbone:
 
     def block(self, x: Tensor, cache: DraftCache) -> Tensor:
         """Output [G, d] of the last layer for an embedded block `x` [G, d] behind the context of `cache`."""
-        return self._stack.run(x, StackCache(cache.keys, cache.values), cache.length, causal=False)
+        own = StackCache(cache.keys, cache.values)
+        return self._stack.run(x, own.places(cache.length, len(x), visible=cache.length + len(x)))
 
     def extend(self, features: Tensor, cache: DraftCache) -> None:
         """Write keys and values of `features` [T, m d] behind those of `cache`, whose length grows by T."""
         positions = cache.reserve(len(features))
-        self._context.extend(features, StackCache(cache.keys, cache.values), positions.start)
+        own = StackCache(cache.keys, cache.values)
+        self._context.extend(features, own.places(positions.start, len(positions)))
         cache.length = positions.stop
 
 

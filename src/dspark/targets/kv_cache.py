@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from dspark.errors import CapacityError
+from dspark.nn.compiled.library import RowStruct
+from dspark.nn.compiled.stack import StackCache
 
 
 class KVCache:
@@ -26,6 +28,10 @@ class KVCache:
     def write(self, layer: int, start: int, rows: Tensor) -> None:
         """Store `rows` [T, 2K, h], the keys and values of positions `start` ... `start` + T - 1."""
         self._blocks[layer].narrow(1, start, len(rows)).copy_(rows.transpose(0, 1))
+
+    def places(self, start: int, count: int) -> list[RowStruct]:
+        """Positions `start` ... `start` + `count` - 1 for a compiled stack, each seeing those up to itself."""
+        return StackCache(self.whole_keys, self.whole_values).places(start, count)
 
     def reserve(self, tokens: int) -> int:
         """The length after `tokens` more positions; CapacityError if they do not fit."""

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dspark.errors import CompatibilityError
+from dspark.nn.compiled.library import RowStruct
 from dspark.nn.compiled.linear import CompiledKernel
-from dspark.nn.compiled.stack import CompiledStack, StackCache, StackShape
+from dspark.nn.compiled.stack import CompiledStack, StackShape
 from dspark.nn.linear import LinearKernel
 from dspark.nn.rope import Rotary
 from dspark.nn.row_norm import RowNorm
@@ -102,7 +103,8 @@ class NativeTarget:
             attend = AttendCached(own, len(token_ids), self.config.windows)
             output = self._run(token_ids, torch.arange(start, end), attend, taps)
         else:
-            output = self._run_stack(self._stack, token_ids, own, taps)
+            places = own.places(start, len(token_ids))
+            output = self._run_stack(self._stack, token_ids, places, taps)
         own.length = end
         return output
 
@@ -113,8 +115,12 @@ class NativeTarget:
         The matrices are read once for all requests. Raises as `forward` does.
         """
         own = [self._own(cache) for cache in caches]
-        attend = AttendEach(own, self.config.windows)
-        output = self._run(token_ids, torch.tensor([cache.length for cache in own]), attend, taps)
+        if self._stack is None:
+            attend = AttendEach(own, self.config.windows)
+            output = self._run(token_ids, torch.tensor([cache.length for cache in own]), attend, taps)
+        else:
+            places = [place for cache in own for place in cache.places(cache.reserve(1) - 1, 1)]
+            output = self._run_stack(self._stack, token_ids, places, taps)
         for cache in own:
             cache.length += 1
         return output
@@ -137,14 +143,16 @@ class NativeTarget:
         real = (positions < lengths.unsqueeze(1)).unsqueeze(-1)
         return TargetOutput(output.last_hidden * real, output.features * real)
 
-    def _run_stack(self, stack: CompiledStack, token_ids: Tensor, cache: KVCache, taps: Sequence[int]) -> TargetOutput:
+    def _run_stack(
+        self, stack: CompiledStack, token_ids: Tensor, places: Sequence[RowStruct], taps: Sequence[int]
+    ) -> TargetOutput:
         self.config.check_taps(taps)
         x = self.embed(token_ids)
         features = x.new_empty(len(x), len(taps), x.shape[-1])
         tapped = {layer: features[:, index] for index, layer in enumerate(taps)}
         if -1 in tapped:
             tapped.pop(-1).copy_(x)
-        x = stack.run(x, StackCache(cache.whole_keys, cache.whole_values), cache.length, tapped)
+        x = stack.run(x, places, tapped)
         return TargetOutput(self._norm(x), features.flatten(1))
 
     def _run(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Sequence[int]) -> TargetOutput:

@@ -3,15 +3,16 @@
 Shapes: T tokens, m taps, d width, L layers, K key/value heads, h head width.
 """
 
+from collections.abc import Sequence
 from ctypes import byref
 
 import torch
 from torch import Tensor
 
-from dspark.nn.compiled.library import ContextStruct, decoder_library
+from dspark.nn.compiled.library import ContextStruct, RowStruct, decoder_library
 from dspark.nn.compiled.linear import CompiledLinear
 from dspark.nn.compiled.rotary_table import RotaryTable
-from dspark.nn.compiled.stack import StackCache, StackShape
+from dspark.nn.compiled.stack import StackShape
 from dspark.nn.rope import Rotary
 
 
@@ -39,13 +40,13 @@ class CompiledContext:
         self._row_floats = (shape.width, keys_values.outputs)
         self._rotary = RotaryTable(rotary)
 
-    def extend(self, features: Tensor, cache: StackCache, length: int) -> None:
-        """Write keys and values of `features` [T, m d] to positions `length` ... of `cache`."""
+    def extend(self, features: Tensor, places: Sequence[RowStruct]) -> None:
+        """Write keys and values of `features` [T, m d] to T places of caches (`StackCache.places`)."""
         features, threads = features.float().contiguous(), torch.get_num_threads()
         rows, (width, outputs) = len(features), self._row_floats
         scratch = torch.empty(rows * (width + outputs + threads * width))
-        cos, sin = self._rotary.rows(length, length + rows)
+        cos, sin = self._rotary.reach(1 + max(place.position for place in places))
         self._library.dspark_context(
             byref(self._shape), byref(self._struct), self._layers, features.data_ptr(), rows,
-            byref(cache.struct(length)), cos.data_ptr(), sin.data_ptr(), scratch.data_ptr(), threads,
+            (RowStruct * rows)(*places), cos.data_ptr(), sin.data_ptr(), scratch.data_ptr(), threads,
         )  # fmt: skip

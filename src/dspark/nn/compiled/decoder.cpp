@@ -264,11 +264,12 @@ struct Layer {
   int64_t window;           // positions that a token sees, itself included; 0: all
 };
 
-// Keys and values of layer l, head k, position s: keys + l * layer_stride + k * head_stride + s * h, values alike.
-struct Cache {
+// Where a row stands: at `position` of a request, seeing that request's first `visible` positions. Keys of layer l,
+// head k, position s lie at keys + l * layer_stride + k * head_stride + s * h, values alike.
+struct Row {
   float* keys;
   float* values;
-  int64_t layer_stride, head_stride, length;
+  int64_t layer_stride, head_stride, position, visible;
 };
 
 }
@@ -328,15 +329,15 @@ int64_t dspark_scratch(const Shape* shape, int64_t rows, int64_t visible, int th
   return Scratch(*shape, rows, visible).size(threads);
 }
 
-// x [rows, d] at positions cache.length ... through all layers, in place. Keys and values are written to the cache.
-// cos, sin [rows, h] as Rotary.at gives them. A causal row sees the cache and rows up to itself, others all rows.
+// x [rows, d] through all layers, in place, each row where `place` says, its keys and values written there.
+// cos, sin [positions, h] as Rotary.at gives them, from position 0 on. No row sees more than `visible` positions.
 // taps[l] [rows, .] with rows tap_stride apart receives the output of layer l where not null.
-void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float* x, int64_t rows, const Cache* cache,
-                   const float* cos, const float* sin, int causal, float* const* taps, int64_t tap_stride,
+void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float* x, int64_t rows, const Row* place,
+                   int64_t visible, const float* cos, const float* sin, float* const* taps, int64_t tap_stride,
                    float* scratch, int threads) {
   const int64_t d = shape->width, f = shape->inner, h = shape->head_width, heads = shape->heads, kv = shape->kv_heads;
-  const int64_t group = heads / kv, all_heads = heads + 2 * kv, past = cache->length, end = past + rows;
-  const Scratch parts(*shape, rows, end);
+  const int64_t group = heads / kv, all_heads = heads + 2 * kv;
+  const Scratch parts(*shape, rows, visible);
   float* const projected = scratch;                      // [rows, H + 2K, h]
   float* const attended = projected + parts.projected;   // [rows, H, h]
   float* const inner = attended + parts.attended;        // [rows, 2 f]
@@ -352,40 +353,37 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
     const Span row_head_share = share(rows * all_heads), attention_share = share(rows * kv);
     for (int64_t l = 0; l < count; ++l) {
       const Layer& layer = layers[l];
-      float* const keys = cache->keys + l * cache->layer_stride;
-      float* const values = cache->values + l * cache->layer_stride;
-
       for (int64_t t = 0; t < rows; ++t) rms_norm(x + t * d, layer.input_norm, shape->eps, d, normed + t * d);
       product(normed, rows, d, layer.qkv, d, d, projected, all_heads * h, qkv_share);
       add_bias(projected, layer.qkv_bias, rows, all_heads * h, qkv_share);
 #pragma omp barrier
       for (int64_t item = row_head_share.first; item < row_head_share.last; ++item) {
-        const int64_t t = item / all_heads, head = item % all_heads;
+        const int64_t t = item / all_heads, head = item % all_heads, k = (head - heads) % kv;
+        const Row& row = place[t];
+        const int64_t here = l * row.layer_stride + k * row.head_stride + row.position * h;
         float* const at = projected + item * h;
         if (head < heads + kv) {
           const float* const norm = head < heads ? layer.query_norm : layer.key_norm;
           if (norm) rms_norm(at, norm, shape->eps, h, at);
-          rotate(at, cos + t * h, sin + t * h, h);
+          rotate(at, cos + row.position * h, sin + row.position * h, h);
         }
         if (head < heads)
           for (int64_t i = 0; i < h; ++i) at[i] *= scale;
-        else if (head < heads + kv)
-          std::memcpy(keys + (head - heads) * cache->head_stride + (past + t) * h, at, h * sizeof(float));
         else
-          std::memcpy(values + (head - heads - kv) * cache->head_stride + (past + t) * h, at, h * sizeof(float));
+          std::memcpy((head < heads + kv ? row.keys : row.values) + here, at, h * sizeof(float));
       }
 #pragma omp barrier
       for (int64_t item = attention_share.first; item < attention_share.last; ++item) {
         const int64_t t = item % rows, k = item / rows;
-        const int64_t last = causal ? past + t + 1 : end;
-        const int64_t first = layer.window && last > layer.window ? last - layer.window : 0;
-        const int64_t seen = last - first, stride = parts.visible;
-        const int64_t offset = k * cache->head_stride + first * h;
+        const Row& row = place[t];
+        const int64_t first = layer.window && row.visible > layer.window ? row.visible - layer.window : 0;
+        const int64_t seen = row.visible - first, stride = parts.visible;
+        const int64_t offset = l * row.layer_stride + k * row.head_stride + first * h;
         const float* const query = projected + (t * all_heads + k * group) * h;
-        product(query, group, h, keys + offset, h, h, scores, stride, {0, seen});
+        product(query, group, h, row.keys + offset, h, h, scores, stride, {0, seen});
         for (int64_t g = 0; g < group; ++g) {
           const float total = soften(scores + g * stride, seen);
-          mix(scores + g * stride, values + offset, seen, 1.0f / total, h,
+          mix(scores + g * stride, row.values + offset, seen, 1.0f / total, h,
               attended + (t * heads + k * group + g) * h);
         }
       }
@@ -423,10 +421,10 @@ struct Context {
   const float* key_norms;    // [L, h]
 };
 
-// Keys and values of all layers for rows [rows, m d] of features, written to the cache behind its length.
+// Keys and values of all layers for rows [rows, m d] of features, written where `place` says.
 // scratch holds rows (d + L 2 K h) floats and rows d per thread.
 void dspark_context(const Shape* shape, const Context* context, int64_t count, const float* x, int64_t rows,
-                    const Cache* cache, const float* cos, const float* sin, float* scratch, int threads) {
+                    const Row* place, const float* cos, const float* sin, float* scratch, int threads) {
   const int64_t d = shape->width, h = shape->head_width, kv = shape->kv_heads, heads = count * 2 * kv;
   float* const combined = scratch;
   float* const projected = combined + rows * d;
@@ -446,12 +444,13 @@ void dspark_context(const Shape* shape, const Context* context, int64_t count, c
       for (int64_t head = head_share.first; head < head_share.last; ++head) {
         float* const at = projected + (t * heads + head) * h;
         const int64_t layer = head / (2 * kv), k = head % (2 * kv);
-        const int64_t place = layer * cache->layer_stride + k % kv * cache->head_stride + (cache->length + t) * h;
+        const Row& row = place[t];
+        const int64_t here = layer * row.layer_stride + k % kv * row.head_stride + row.position * h;
         if (k < kv) {
           rms_norm(at, context->key_norms + layer * h, shape->eps, h, at);
-          rotate(at, cos + t * h, sin + t * h, h);
+          rotate(at, cos + row.position * h, sin + row.position * h, h);
         }
-        std::memcpy((k < kv ? cache->keys : cache->values) + place, at, h * sizeof(float));
+        std::memcpy((k < kv ? row.keys : row.values) + here, at, h * sizeof(float));
       }
   }
 }

@@ -13,9 +13,8 @@ class RotaryTable:
         self._rotary = rotary
         self._cos, self._sin = rotary.at(torch.arange(0))
 
-    def rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [end - start, h] and contiguous."""
+    def reach(self, end: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin), each [at least `end`, h] and contiguous, from position 0 on."""
         if end > len(self._cos):
-            positions = torch.arange(max(end, 2 * len(self._cos)))
-            self._cos, self._sin = self._rotary.at(positions)
-        return self._cos[start:end], self._sin[start:end]
+            self._cos, self._sin = self._rotary.at(torch.arange(max(end, 2 * len(self._cos))))
+        return self._cos, self._sin

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.nn.compiled.library import CacheStruct, LayerStruct, ShapeStruct, decoder_library
+from dspark.nn.compiled.library import LayerStruct, RowStruct, ShapeStruct, decoder_library
 from dspark.nn.compiled.linear import CompiledLinear
 from dspark.nn.compiled.rotary_table import RotaryTable
 from dspark.nn.rope import Rotary
@@ -63,10 +63,14 @@ class StackCache:
     keys: Tensor
     values: Tensor
 
-    def struct(self, length: int) -> CacheStruct:
-        """Addresses and strides, with `length` positions taken."""
+    def places(self, start: int, count: int, visible: int | None = None) -> list[RowStruct]:
+        """Positions `start` ... of one request: each sees those up to itself, or all the first `visible` ones."""
         layer_stride, head_stride = self.keys.stride()[:2]
-        return CacheStruct(self.keys.data_ptr(), self.values.data_ptr(), layer_stride, head_stride, length)
+        keys, values = self.keys.data_ptr(), self.values.data_ptr()
+        return [
+            RowStruct(keys, values, layer_stride, head_stride, position, visible or position + 1)
+            for position in range(start, start + count)
+        ]
 
 
 class CompiledStack:
@@ -80,30 +84,27 @@ class CompiledStack:
         self._rotary = RotaryTable(rotary)
         self._scratch = torch.empty(0)
 
-    def run(
-        self, x: Tensor, cache: StackCache, length: int, taps: Mapping[int, Tensor] | None = None, causal: bool = True
-    ) -> Tensor:
-        """Output [T, d] of the last layer for rows `x` [T, d] at positions `length` ... of the cache, written there.
+    def run(self, x: Tensor, places: Sequence[RowStruct], taps: Mapping[int, Tensor] | None = None) -> Tensor:
+        """Output [T, d] of the last layer for rows `x` [T, d], each at its place of its request's cache, written there.
 
-        Causal rows see the cache and the rows up to themselves, others all of both. `taps` maps layers to the
+        Rows of a request come in order, since a chunk of rows may look at the one before. `taps` maps layers to the
         tensors [T, d] (rows may be strided, all alike) that receive their outputs.
         """
         x = x.clone(memory_format=torch.contiguous_format)
-        size = CHUNK if causal else len(x)
-        for first in range(0, len(x), size):
-            rows = slice(first, first + size)
-            self._call(x[rows], cache.struct(length + first), {k: tap[rows] for k, tap in (taps or {}).items()}, causal)
+        for first in range(0, len(x), CHUNK):
+            rows = slice(first, first + CHUNK)
+            self._call(x[rows], places[rows], {layer: tap[rows] for layer, tap in (taps or {}).items()})
         return x
 
-    def _call(self, x: Tensor, cache: CacheStruct, taps: Mapping[int, Tensor], causal: bool) -> None:
-        end, threads = cache.length + len(x), torch.get_num_threads()
-        self._reserve(self._library.dspark_scratch(byref(self._shape), len(x), end, threads))
-        cos, sin = self._rotary.rows(cache.length, end)
+    def _call(self, x: Tensor, places: Sequence[RowStruct], taps: Mapping[int, Tensor]) -> None:
+        visible, threads = max(place.visible for place in places), torch.get_num_threads()
+        self._reserve(self._library.dspark_scratch(byref(self._shape), len(x), visible, threads))
+        cos, sin = self._rotary.reach(visible)
         addresses = (c_void_p * len(self._layers))(*(_address(taps.get(k)) for k in range(len(self._layers))))
         stride = next((tap.stride(0) for tap in taps.values()), 0)
         self._library.dspark_layers(
-            byref(self._shape), self._layers, len(self._layers), x.data_ptr(), len(x), byref(cache), cos.data_ptr(),
-            sin.data_ptr(), int(causal), addresses, stride, self._scratch.data_ptr(), threads,
+            byref(self._shape), self._layers, len(self._layers), x.data_ptr(), len(x), (RowStruct * len(x))(*places),
+            visible, cos.data_ptr(), sin.data_ptr(), addresses, stride, self._scratch.data_ptr(), threads,
         )  # fmt: skip
 
     def _reserve(self, floats: int) -> None:
