@@ -82,9 +82,13 @@ class DSpark(DFlash):
 
     def confidence_logits(self, hidden: Tensor, previous: Tensor) -> Tensor | None:
         """Confidence logits [A, G], or None without a confidence head; arguments as for `draft_logits`."""
+        return self.confidence_of(hidden, None if self.markov_head is None else self.markov_head.embed(previous))
+
+    def confidence_of(self, hidden: Tensor, embedded: Tensor | None) -> Tensor | None:
+        """`confidence_logits` where the sequential head's embeddings of the tokens before are at hand."""
         if self.confidence_head is None:
             return None
-        logits: Tensor = self.confidence_head(hidden, self._confidence_embedding(previous))
+        logits: Tensor = self.confidence_head(hidden, embedded if self.config.confidence_reads_markov else None)
         return logits
 
     def begin(self, anchor: int, cache: Cache, gamma: int | None = None) -> "DSparkBlock":
@@ -96,11 +100,6 @@ class DSpark(DFlash):
         if not 1 <= gamma <= self.config.block_size:
             raise ConfigError(f"gamma {gamma} is outside [1, {self.config.block_size}], the drafter's block size")
         return DSparkBlock(self, self.block_states(anchor, DraftCache.own(cache), gamma))
-
-    def _confidence_embedding(self, previous: Tensor) -> Tensor | None:
-        if self.markov_head is None or not self.config.confidence_reads_markov:
-            return None
-        return self.markov_head.embed(previous)
 
 
 class DSparkBlock:
@@ -121,10 +120,11 @@ class DSparkBlock:
         hidden, logits = self.hidden[slot], self.base_logits[slot]
         token = torch.tensor([previous], device=hidden.device)
         head = self._drafter.markov_head
-        if head is not None:
-            latent, self._state = head.step(hidden, head.embed(token), self._state)
+        embedded = None if head is None else head.embed(token)
+        if head is not None and embedded is not None:
+            latent, self._state = head.step(hidden, embedded, self._state)
             logits = logits + head.bias(latent)
-        confidence = self._drafter.confidence_logits(hidden, token)
+        confidence = self._drafter.confidence_of(hidden, embedded)
         self._slot += 1
         return logits[0].float(), None if confidence is None else float(confidence)
 
