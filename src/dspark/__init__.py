@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dspark.calibration.report import calibrate as calibrate
     from dspark.drafters.registry import load_drafter as load_drafter
     from dspark.engine.reference import ReferenceLoop as ReferenceLoop
     from dspark.evaluation.evaluate import evaluate as evaluate
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ReferenceLoop": "dspark.engine.reference",
     "SamplingParams": "dspark.types",
+    "calibrate": "dspark.calibration.report",
     "evaluate": "dspark.evaluation.evaluate",
     "load_drafter": "dspark.drafters.registry",
     "load_target": "dspark.targets.registry",
@@ -24,7 +26,16 @@ _HOMES = {
     "train": "dspark.training.run",
 }
 
-__all__ = ["ReferenceLoop", "SamplingParams", "evaluate", "load_drafter", "load_target", "load_tokenizer", "train"]
+__all__ = [
+    "ReferenceLoop",
+    "SamplingParams",
+    "calibrate",
+    "evaluate",
+    "load_drafter",
+    "load_target",
+    "load_tokenizer",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,7 @@
 """Survival models: what they recover, what they never break, and how far they are from knowing the chances."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from dspark.calibration.logistic import ALL_FEATURES, HEADLESS, Feature, Logisti
 from dspark.calibration.metrics import auroc, brier, expected_calibration_error
 from dspark.calibration.online import OnlineLogistic
 from dspark.calibration.records import split_by_request
-from dspark.calibration.signals import RoundHistory, Signals, peak_log_odds, sigmoid
+from dspark.calibration.signals import RoundHistory, Signals, conditionals, peak_log_odds, sigmoid
 from dspark.calibration.simulator import Oracle, SimulatedDrafter
 from dspark.calibration.temperature import SequentialTemperature, fit_temperatures, uncalibrated
 from dspark.errors import ConfigError
@@ -81,7 +83,21 @@ def test_a_slot_is_judged_by_slots_up_to_it_only(name):
 
 def test_equal_errors_leave_temperature_one():
     # Logit 0 is 0.5 at every temperature, so all temperatures tie.
-    assert fit_temperatures(records([0, 1, 3, 2])).temperatures == (1.0, 1.0, 1.0)
+    assert fit_temperatures(records([0, 1, 3, 2] * 40)).temperatures == (1.0, 1.0, 1.0)
+
+
+def test_positions_with_few_survivors_take_the_temperature_before():
+    rounds = SimulatedDrafter().run(120, 60, np.random.default_rng(3)).records
+    rare = fit_temperatures(replace(rounds, accepted=np.where(rounds.accepted > 3, 3, rounds.accepted))).temperatures
+    assert len(set(rare[:3])) == 3
+    assert set(rare[2:]) == {rare[2]}
+
+
+def test_conditionals_multiply_to_survivals_even_at_zero():
+    survival = np.array([[0.8, 0.4, 0.4, 0.0, 0.0], [1.0, 1.0, 0.5, 0.25, 0.0]])
+    c = conditionals(survival)
+    np.testing.assert_allclose(np.cumprod(c, axis=1), survival)
+    assert c[0, 4] == 0
 
 
 def test_unjudged_positions_keep_what_they_had():

@@ -13,6 +13,8 @@ GRID = np.geomspace(1 / 16, 16, 65)
 """Temperatures tried first; they contain 1, which changes nothing."""
 REFINEMENTS, REFINED_POINTS = 3, 17
 """How often the neighbourhood of the best temperature is searched more finely, and at how many points."""
+MIN_EVENTS = 30
+"""Surviving prefixes, and others, that a position needs for a temperature of its own: fewer fit chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,17 @@ def uncalibrated(gamma: int) -> SequentialTemperature:
 def fit_temperatures(records: RoundRecords) -> SequentialTemperature:
     """Choose T_1, then T_2 with T_1 fixed, and so on, each minimising the ECE of the product up to its position.
 
-    Of equal ECEs the temperature nearest to 1 is taken; a position that was never judged keeps 1.
+    Of equal ECEs the temperature nearest to 1 is taken. A position with fewer than `MIN_EVENTS` survivors or others
+    takes the temperature of the position before it, the first one 1.
     """
     logits, labels, valid = records.signals.logits, records.labels, records.valid
     before = np.ones(len(records))
-    temperatures = []
+    temperatures, chosen = [], 1.0
     for k in range(records.gamma):
         rows = valid[:, k]
-        chosen = _search(before[rows], logits[rows, k], labels[rows, k]) if rows.any() else 1.0
+        survived = labels[rows, k].sum()
+        if min(survived, rows.sum() - survived) >= MIN_EVENTS:
+            chosen = _search(before[rows], logits[rows, k], labels[rows, k])
         before = before * sigmoid(logits[:, k] / chosen)
         temperatures.append(chosen)
     return SequentialTemperature(tuple(temperatures))

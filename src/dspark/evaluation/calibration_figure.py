@@ -49,7 +49,12 @@ def _diagram(axes: Any, before: PositionReport, after: PositionReport, k: int) -
     if after.bins is not None:
         shares = after.bins.counts / after.bins.counts.sum()
         axes.bar((np.arange(BINS) + 0.5) / BINS, shares, width=1 / BINS, color=AFTER, alpha=0.2)
-    axes.set(title=f"position {k + 1}, AUC {before.auc:.3f}", xlabel="predicted survival", xlim=(0, 1), ylim=(0, 1))
+    axes.set(
+        title=f"position {k + 1}: {before.mean_observed:.1%} survive",
+        xlabel="predicted survival",
+        xlim=(0, 1),
+        ylim=(0, 1),
+    )
     axes.set_ylabel("observed (bars: share of rounds)" if k == 0 else "")
     axes.legend(loc="upper left", fontsize="small", frameon=False)
 
