@@ -56,13 +56,17 @@ def test_texts_are_those_of_the_loop_without_a_drafter(target: NativeTarget) -> 
 
 
 def test_a_text_goes_on_beyond_its_limit_whatever_it_says(target: NativeTarget) -> None:
-    for one in writer(target).write(QUESTIONS):
+    questions = [replace(q, params=replace(q.params, max_tokens=n)) for q in QUESTIONS for n in (1, 3, 6)]
+    beyond: set[int] = set()
+    for one in writer(target).write(questions):
         question, tokens = one.text.question, one.text.token_ids
         if one.text.output(target.info)[0].finish_reason == "length":
             params = replace(question.params, ignore_eos=True, max_tokens=question.params.max_tokens + 3)
             assert tokens == ReferenceLoop(target).generate(question.prompt_ids, params).token_ids
+            beyond.update(tokens[question.params.max_tokens : -1])
         else:
             assert tokens[-1] == STOP[1]
+    assert STOP[1] in beyond, "no stop token beyond a limit"
 
 
 def test_features_and_probabilities_are_those_of_one_forward(target: NativeTarget) -> None:
