@@ -14,6 +14,7 @@ from dspark.core.rejection import TokenRejection
 from dspark.scheduling import Batch, CostTable, LaggedScheduler, Plan, PrefixScheduler
 from dspark.scheduling.algorithm_1 import algorithm_1
 from dspark.scheduling.budget import highest_peak, prospects
+from dspark.scheduling.prefix import FIRST_LOOK
 from dspark.scheduling.survival import survivals
 
 SPS = {1: 1.0, 2: 0.5, 3: 0.45}
@@ -103,6 +104,15 @@ def test_vectorised_form_is_the_printed_one(case: tuple[np.ndarray, dict[int, fl
     scheduler = PrefixScheduler(CostTable.from_steps_per_second(sps))
     lengths = scheduler.lengths(scheduler.plan(Batch(np.arange(requests), gamma)), c)
     assert lengths.tolist() == algorithm_1(lambda r, j: float(c[r, j - 1]), sps.__getitem__, requests, gamma)
+
+
+def test_search_goes_on_beyond_its_first_look() -> None:
+    c = np.random.default_rng(0).choice([0.0, 0.5, 1.0, 1.0], size=(500, 6))
+    sps = {b: 1.0 if b < 2300 else 0.5 for b in range(1, 500 * 7 + 1)}
+    scheduler = PrefixScheduler(CostTable.from_steps_per_second(sps))
+    lengths = scheduler.lengths(scheduler.plan(Batch(np.arange(500), 6)), c)
+    assert lengths.tolist() == algorithm_1(lambda r, j: float(c[r, j - 1]), sps.__getitem__, 500, 6)
+    assert lengths.sum() > FIRST_LOOK
 
 
 @given(rounds(), st.randoms(use_true_random=False))

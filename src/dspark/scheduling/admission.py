@@ -28,19 +28,28 @@ def top(value: Floats, count: int, gains: Floats | None = None) -> Ints:
     if count == 0:
         return np.zeros(columns, dtype=np.int64)
     least = _nth_largest(value, count) if gains is None else gains[min(count, len(gains)) - 1] if len(gains) else 0
-    lengths: Ints = (value > least).sum(axis=0)
-    missing = count - int(lengths.sum())
-    if least > 0 and missing > 0:
-        lengths += np.bincount(np.flatnonzero(value == least)[:missing] % columns, minlength=columns)
+    if least == 0:
+        positive: Ints = (value > 0).sum(axis=0)
+        return positive
+    lengths: Ints = (value >= least).sum(axis=0)
+    surplus = int(lengths.sum()) - count
+    if surplus > 0:
+        lengths -= np.bincount(np.flatnonzero(value == least)[-surplus:] % columns, minlength=columns)
     return lengths
 
 
 def _nth_largest(value: Floats, n: int) -> float:
-    place = max(value.size - n, 0)
-    return float(np.partition(value, place, axis=None)[place])
+    flat = value.flatten()
+    place = max(flat.size - n, 0)
+    flat.partition(place)
+    return float(flat[place])
 
 
-def descending(value: Floats) -> Floats:
-    """The positive entries of `value`, largest first."""
-    ordered = np.sort(value, axis=None)
-    return ordered[np.searchsorted(ordered, 0.0, side="right") :][::-1]
+def descending(value: Floats, most: int | None = None) -> Floats:
+    """The positive entries of `value`, largest first, or only the first `most` of them."""
+    ordered = value.flatten()
+    if most is not None and most < ordered.size:
+        ordered.partition(ordered.size - most)
+        ordered = ordered[ordered.size - most :]
+    ordered.sort()
+    return ordered[ordered.searchsorted(0.0, side="right") :][::-1]

@@ -15,7 +15,7 @@ class Prospects:
     """Expected tokens per second: `plain` without drafting, `drafted` [n + 1] with 0 ... n candidates verified.
 
     Candidates bring `gains`, largest first; floors are verified beside them. `everything` is the throughput of
-    verifying every draft, those of value 0 too.
+    verifying every draft, those of value 0 too (if all candidates were looked at).
     """
 
     gains: Floats
@@ -24,12 +24,12 @@ class Prospects:
     everything: float
 
 
-def prospects(batch: Batch, value: Floats, seconds: RoundSeconds) -> Prospects:
-    """Theta for candidates worth `value` [gamma, B], in the order in which `admit` takes them."""
+def prospects(batch: Batch, value: Floats, seconds: RoundSeconds, most: int | None = None) -> Prospects:
+    """Theta for candidates worth `value` [gamma, B], in the order of `admit`; of the best `most` only."""
     optional = batch.optional(value)
     expected = batch.anchor_value + (float((value - optional).sum()) if batch.floor_tokens else 0.0)
     time = seconds.drafted[batch.floor_tokens :]
-    gains = descending(optional)
+    gains = descending(optional, most)
     drafted = throughputs(gains, expected, time)
     everything = float(drafted[-1] * time[len(drafted) - 1] / time[-1])
     return Prospects(gains, batch.anchor_value / seconds.plain, drafted, everything)
@@ -40,7 +40,7 @@ def throughputs(gains: Floats, expected: float, seconds: Floats) -> Floats:
     tokens = np.empty(min(len(gains) + 1, len(seconds)))
     tokens[0] = expected
     tokens[1:] = gains[: len(tokens) - 1]
-    np.cumsum(tokens, out=tokens)
+    np.add.accumulate(tokens, out=tokens)
     tokens /= seconds[: len(tokens)]
     return tokens
 

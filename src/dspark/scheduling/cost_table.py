@@ -2,6 +2,7 @@
 
 import json
 import math
+from bisect import bisect_left
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -162,18 +163,16 @@ def _check_curve(name: str, curve: tuple[float, ...], grid: tuple[int, ...], of:
 
 def _dense(every: Any, grid: tuple[int, ...], curve: tuple[float, ...], padded: bool) -> Floats:
     if padded:
-        padded_curve: Floats = np.asarray(curve, dtype=np.float64)[np.searchsorted(grid, every)]
-        return padded_curve
+        return np.asarray(curve, dtype=np.float64).take(np.searchsorted(grid, every))
     return np.interp(every, grid, curve)
 
 
 def _at_context(rows: Floats, contexts: tuple[int, ...], context: float) -> Floats:
     if len(contexts) == 1 or context <= contexts[0]:
-        first: Floats = rows[0]
-        return first
-    i = min(int(np.searchsorted(contexts, context)), len(contexts) - 1)
+        return np.asarray(rows[0])
+    i = min(bisect_left(contexts, context), len(contexts) - 1)
     share = (context - contexts[i - 1]) / (contexts[i] - contexts[i - 1])
-    seconds: Floats = rows[i] - rows[i - 1]
+    seconds = np.asarray(rows[i] - rows[i - 1])
     if share > 1:
         np.maximum(seconds, 0.0, out=seconds)
     seconds *= share - 1

@@ -11,8 +11,10 @@ from dspark.scheduling.arrays import Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
+    """Survivals [gamma, B] of round `number`; the keys as bytes, which are quick to compare."""
+
     number: int
-    keys: Ints
+    keys: bytes
     survival: Floats
 
 
@@ -31,7 +33,7 @@ class SurvivalHistory:
 
     def record(self, number: int, keys: Ints, survival: Floats) -> None:
         """Remember the survivals [gamma, B] of round `number`."""
-        self._seen.append(_Seen(number, keys.copy(), survival))
+        self._seen.append(_Seen(number, _packed(keys), survival))
 
     def recall(self, number: int, keys: Ints, gamma: int) -> Floats:
         """For each key, its survivals [gamma, B] of round `number` - lag or the last before; 1 where there are none.
@@ -43,19 +45,24 @@ class SurvivalHistory:
             due.append(self._seen.popleft())
         survival = _overlaid(due, keys, gamma)
         if due:
-            self._seen.appendleft(_Seen(due[-1].number, keys.copy(), survival))
+            self._seen.appendleft(_Seen(due[-1].number, _packed(keys), survival))
         return survival
 
 
 def _overlaid(layers: list[_Seen], keys: Ints, gamma: int) -> Floats:
     """The last layer's survival of each key."""
-    if layers and len(layers[-1].survival) == gamma and np.array_equal(layers[-1].keys, keys):
+    if layers and len(layers[-1].survival) == gamma and layers[-1].keys == _packed(keys):
         return layers[-1].survival
     survival = np.ones((gamma, len(keys)), dtype=np.float32)
     for layer in layers:
-        order = np.argsort(layer.keys)
-        slots = order[np.minimum(np.searchsorted(layer.keys, keys, sorter=order), len(order) - 1)]
-        known = layer.keys[slots] == keys
+        owners = np.frombuffer(layer.keys, dtype=np.int64)
+        order = np.argsort(owners)
+        slots = order[np.minimum(np.searchsorted(owners, keys, sorter=order), len(order) - 1)]
+        known = owners[slots] == keys
         positions = np.minimum(np.arange(gamma), len(layer.survival) - 1)
         survival[:, known] = layer.survival[np.ix_(positions, slots[known])]
     return survival
+
+
+def _packed(keys: Ints) -> bytes:
+    return keys.astype(np.int64, copy=False).tobytes()
