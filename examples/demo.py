@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark.data.chat import user_turn
-from dspark.engine.draft_limit import measure_draft_limit
+from dspark.engine.draft_limit import draft_limit
 from dspark.engine.models import open_models
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
+from dspark.engine.start_profile import start_profile
 from dspark.errors import DsparkError
 from dspark.evaluation.agreement import first_divergence
 from dspark.evaluation.compare import loop_decoder, run_arms, speed, tally
@@ -37,7 +38,7 @@ def main() -> None:
     target, codec = models.target, models.codec
     drafter, directory = models.speculative()
     params = SamplingParams(max_tokens=args.max_tokens)
-    limit = measure_draft_limit(target, drafter, params)
+    limit = draft_limit(start_profile(models), drafter.info, params).drafts
     console.print(
         f"[bold]{TARGET}[/bold] with {directory.name}: {limit} of {drafter.info.gamma} drafts a round pay here\n"
     )

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from dspark.engine.draft_limit import DraftLimit
 from tests.cli.conftest import write_target
 
 QUESTION = "Say something."
@@ -64,7 +65,7 @@ def test_without_a_seed_every_sampled_answer_is_new_and_names_its_seed(run, worl
 
 def test_a_seeded_answer_does_not_depend_on_how_fast_the_machine_is(run, world, monkeypatch):
     arguments = ("generate", QUESTION, "-t", world / "target", "-d", world / "drafter", "-T", 1, "--seed", 5, "--json")
-    monkeypatch.setattr("dspark.engine.draft_limit.measure_draft_limit", lambda *args, **options: 1)
+    monkeypatch.setattr("dspark.engine.draft_limit.draft_limit", lambda *args: DraftLimit(1))
     assert run(*arguments).json["token_ids"] == run(*arguments, "--max-draft-tokens", 3).json["token_ids"]
 
 

@@ -1,7 +1,6 @@
 """What generate, chat and eval decode with: a target, its text codec and a drafter, opened by name."""
 
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,12 +30,9 @@ class Session:
 
     def drafter_hash(self) -> str | None:
         """sha256 of the drafter's weight files, None without a drafter."""
-        if self.drafter_directory is None:
-            return None
-        digest = sha256()
-        for path in sorted(self.drafter_directory.glob("*.safetensors")):
-            digest.update(path.read_bytes())
-        return digest.hexdigest()
+        from dspark.engine.drafter_hash import drafter_hash
+
+        return None if self.drafter_directory is None else drafter_hash(self.drafter_directory)
 
 
 def decode_options(max_draft_tokens: int | None = None, block_verification: bool = False) -> "DecodeOptions":
@@ -58,17 +54,22 @@ def open_session(
 ) -> Session:
     """Load target and drafter, with a spinner on the terminal.
 
-    With `measure_for`, and no cap in `options`, a round holds as many drafts as pay on this machine for such requests.
+    With `measure_for`, and no cap in `options`, a round holds as many drafts as pay on this machine for such requests,
+    by its cost profile.
     """
     with console.status(f"Loading {target_name} ...", quiet=quiet):
-        from dspark.engine.draft_limit import measure_draft_limit
+        from dspark.engine.draft_limit import draft_limit
         from dspark.engine.models import open_models
         from dspark.engine.reference import ReferenceLoop
+        from dspark.engine.start_profile import start_profile
 
         models = open_models(target_name, drafter_name, "bf16" if dtype == "auto" else dtype)
-        target, drafter = models.target, models.drafter
+        target, drafter, warning = models.target, models.drafter, None
         if measure_for is not None and drafter is not None and options.max_draft_tokens is None:
-            options = replace(options, max_draft_tokens=measure_draft_limit(target, drafter, measure_for))
+            limit = draft_limit(start_profile(models), drafter.info, measure_for)
+            options, warning = replace(options, max_draft_tokens=limit.drafts), limit.warning
+    if warning is not None:
+        console.note(warning, quiet)
     if drafter is not None and options.max_draft_tokens == 0:
         console.note("drafting does not pay on this machine; decoding plainly (--max-draft-tokens forces it)", quiet)
     return Session(models.codec, ReferenceLoop(target, drafter, options), models.drafter_directory)

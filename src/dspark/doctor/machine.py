@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dspark.nn.processor import processor_flags
+from dspark.nn.processor import processor_flags, processor_name
 
 _X86_FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 _ARM_FEATURES = ("asimd", "bf16", "i8mm", "sve", "sve2", "sme")
@@ -51,7 +51,7 @@ class Device:
 def processor() -> Processor:
     """The CPU of this process."""
     return Processor(
-        model=_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        model=processor_name() or platform.processor() or platform.machine(),
         features=cpu_features(processor_flags()),
         torch_capability=torch.backends.cpu.get_cpu_capability(),
         cores=allowed_cores(),

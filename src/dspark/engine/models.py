@@ -7,6 +7,7 @@ from dspark.data.text import TextCodec
 from dspark.drafters.dspark import DSpark
 from dspark.drafters.registry import load_drafter
 from dspark.drafters.shipped import drafter_directory
+from dspark.engine.drafter_hash import drafter_hash
 from dspark.errors import FormatError
 from dspark.targets.registry import DtypeName, LoadedTarget, load_target, load_tokenizer
 
@@ -24,10 +25,12 @@ class Models:
         """The drafter and its directory. Raises FormatError if there is none."""
         if self.drafter is None or self.drafter_directory is None:
             name = self.target.info.name
-            raise FormatError(
-                f"there is no drafter for {name}; train one with `dspark train`, or name one (--drafter)"
-            )
+            raise FormatError(f"there is no drafter for {name}; train one with `dspark train`, or name one (--drafter)")
         return self.drafter, self.drafter_directory
+
+    def drafter_hash(self) -> str | None:
+        """sha256 of the drafter's weight files, None without a drafter."""
+        return None if self.drafter_directory is None else drafter_hash(self.drafter_directory)
 
 
 def open_models(target: str | Path, drafter: str | Path | None = None, dtype: DtypeName = "bf16") -> Models:

@@ -1,0 +1,89 @@
+"""Profiles of earlier runs, each for exactly one machine, pair of models, kernel and version."""
+
+import json
+import platform
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+import dspark
+from dspark.cache_root import cache_root
+from dspark.engine.models import Models
+from dspark.engine.round_profile import RoundProfile
+from dspark.errors import DsparkError
+from dspark.nn.processor import processor_flags, processor_name
+from dspark.targets.native import NativeTarget
+from dspark.targets.registry import LoadedTarget
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileKey:
+    """Everything that decides what a round costs; hashes are empty where nothing is known. `features` is a digest."""
+
+    processor: str
+    features: str
+    threads: int
+    target_hash: str
+    drafter_hash: str
+    gamma: int
+    kernel: str
+    dspark: str
+    torch: str
+
+    @classmethod
+    def of(cls, models: Models) -> "ProfileKey":
+        """The key of `models` on this machine, with as many threads as torch now has."""
+        return cls(
+            processor=processor_name() or platform.processor() or platform.machine(),
+            features=sha256(" ".join(sorted(processor_flags())).encode()).hexdigest()[:12],
+            threads=torch.get_num_threads(),
+            target_hash=models.target.info.weights_hash,
+            drafter_hash=models.drafter_hash() or "",
+            gamma=0 if models.drafter is None else models.drafter.info.gamma,
+            kernel=kernel_name(models.target),
+            dspark=dspark.__version__,
+            torch=torch.__version__,
+        )
+
+    def subject(self) -> str:
+        """The key as one line, as a table carries it."""
+        return ", ".join(f"{name} {value or '-'}" for name, value in asdict(self).items())
+
+
+class ProfileStore:
+    """A folder of profiles, one file a key."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = cache_root() / "profiles" if directory is None else directory
+
+    def path(self, key: ProfileKey) -> Path:
+        """Where the profile of `key` lies, or would lie."""
+        return self._directory / f"{sha256(key.subject().encode()).hexdigest()[:16]}.json"
+
+    def load(self, key: ProfileKey) -> RoundProfile | None:
+        """The profile of exactly `key`; None if there is none, or none that can be read."""
+        try:
+            profile = RoundProfile.from_json(json.loads(self.path(key).read_text(encoding="utf-8")))
+        except (OSError, ValueError, DsparkError):
+            return None
+        return profile if profile.table.subject == key.subject() else None
+
+    def save(self, profile: RoundProfile, key: ProfileKey) -> None:
+        """Keep `profile` in place of an older one. Best effort: a cache that cannot be written only costs time."""
+        path = self.path(key)
+        partial = path.with_suffix(".partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
+            partial.replace(path)
+        except OSError:
+            return
+
+
+def kernel_name(target: LoadedTarget) -> str:
+    """What multiplies the target's matrices."""
+    if isinstance(target, NativeTarget):
+        return target.kernel.name
+    return f"{type(target).__name__} {target.embedding_weight.dtype}"

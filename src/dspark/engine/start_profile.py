@@ -1,0 +1,42 @@
+"""The cost profile that decoding starts with: that of an earlier run, or a brief one measured now."""
+
+import time
+from random import Random
+
+from dspark.engine.models import Models
+from dspark.engine.profile_plan import start_plan
+from dspark.engine.profile_store import ProfileKey, ProfileStore
+from dspark.engine.profiling import profile_rounds, step_seconds
+from dspark.engine.round_profile import RoundProfile
+from dspark.engine.stopwatch import Clock
+from dspark.errors import CapacityError
+
+WORTH_KEEPING = 0.15
+"""A brief profile noisier than this is used, but measured again at the next start."""
+
+SEED = 0
+
+
+def start_profile(
+    models: Models, store: ProfileStore | None = None, clock: Clock = time.perf_counter
+) -> RoundProfile | None:
+    """The profile of `models` on this machine, measured in about two seconds if there is none yet.
+
+    None where there is no drafter, or no room in the target to measure a block.
+    """
+    if models.drafter is None:
+        return None
+    store, key = store or ProfileStore(), ProfileKey.of(models)
+    return store.load(key) or _measured(models, store, key, clock)
+
+
+def _measured(models: Models, store: ProfileStore, key: ProfileKey, clock: Clock) -> RoundProfile | None:
+    drafter, _ = models.speculative()
+    try:
+        plan = start_plan(models.target.info, drafter.info.gamma, step_seconds(models.target, clock))
+    except CapacityError:
+        return None
+    profile = profile_rounds(models.target, drafter, plan, Random(SEED), clock, subject=key.subject())
+    if profile.table.noise <= WORTH_KEEPING:
+        store.save(profile, key)
+    return profile

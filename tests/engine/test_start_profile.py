@@ -1,0 +1,81 @@
+"""A profile is measured once, and used only by the machine, models and versions it was measured with."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dspark.engine.models import Models
+from dspark.engine.profile_store import ProfileKey, ProfileStore
+from dspark.engine.start_profile import start_profile
+from tests.engine.timed import FakeClock, TimedDrafter, TimedTarget
+
+KEY = ProfileKey("processor", "features", 2, "target", "drafter", 4, "kernel", "0.1", "2.13")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ProfileStore:
+    return ProfileStore(tmp_path / "profiles")
+
+
+@pytest.fixture(autouse=True)
+def fake_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProfileKey, "of", classmethod(lambda cls, models: KEY))
+
+
+def fakes(clock: FakeClock, positions: int = 256, drafter: bool = True) -> Models:
+    target = TimedTarget(clock, [1.0, 1.5, 2.0, 2.5, 3.0], max_positions=positions)
+    return Models(target, None, TimedDrafter(clock, 4) if drafter else None, Path())  # type: ignore[arg-type]
+
+
+def test_the_first_start_measures_and_later_ones_do_not(store: ProfileStore) -> None:
+    clock = FakeClock()
+    first = start_profile(fakes(clock), store, clock)
+    assert first is not None
+    assert first.table.subject == KEY.subject()
+    measured = clock.now
+    assert measured > 0
+    assert start_profile(fakes(clock), store, clock) == first
+    assert clock.now == measured
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(ProfileKey)])
+def test_a_profile_of_another_key_is_never_used(store: ProfileStore, name: str, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    clock = FakeClock()
+    profile = start_profile(fakes(clock), store, clock)
+    assert profile is not None
+    other = replace(KEY, **{name: 9 if isinstance(getattr(KEY, name), int) else "other"})
+    assert store.load(other) is None
+    store.path(KEY).rename(store.path(other))  # even where a file claims to be that of the key
+    assert store.load(other) is None
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"format": "other"}', "\x00"])
+def test_a_damaged_file_is_measured_anew(store: ProfileStore, text: str) -> None:
+    clock = FakeClock()
+    start_profile(fakes(clock), store, clock)
+    whole = store.path(KEY).read_text()
+    store.path(KEY).write_text(text)
+    start_profile(fakes(clock), store, clock)
+    assert json.loads(store.path(KEY).read_text())["table"] == json.loads(whole)["table"]
+
+
+def test_what_is_too_noisy_is_not_kept(store: ProfileStore) -> None:
+    noise = Random(0)
+    clock = FakeClock(lambda: 1 + 9 * noise.random() ** 2)
+    assert start_profile(fakes(clock), store, clock) is not None
+    assert not store.path(KEY).exists()
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    clock = FakeClock()
+    assert start_profile(fakes(clock), ProfileStore(tmp_path / "file"), clock) is not None
+
+
+def test_without_drafter_or_room_there_is_no_profile(store: ProfileStore) -> None:
+    clock = FakeClock()
+    assert start_profile(fakes(clock, drafter=False), store, clock) is None
+    assert start_profile(fakes(clock, positions=5), store, clock) is None
