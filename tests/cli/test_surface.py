@@ -30,6 +30,17 @@ SURFACE = {
     "train": {"--output", "--set", "--target", "--features", "--json"},
     "calibrate": {"--data", "--limit", "--report-share", "--method", "--records", "--output", "--plot", "--target"}
     | {"--max-tokens", "--temperature", "--seed", "--block-verification", "--dtype", "--json"},
+    "profile": {
+        "--target",
+        "--drafter",
+        "--dtype",
+        "--context",
+        "--threads",
+        "--seconds",
+        "--fresh",
+        "--plot",
+        "--json",
+    },
     "inspect": {"--parity", "--target", "--json"},
     "doctor": {"--json"},
 }

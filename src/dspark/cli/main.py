@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import dspark
-from dspark.cli import calibrate, chat, doctor, generate, inspect, train
+from dspark.cli import calibrate, chat, doctor, generate, inspect, profile, train
 from dspark.cli import eval as evaluation
 from dspark.cli.runner import BAD_INPUT, exit_status
 
@@ -23,6 +23,7 @@ app.command("chat", epilog=chat.EPILOG)(chat.chat)
 app.command("eval", epilog=evaluation.EPILOG)(evaluation.evaluate)
 app.command("train", epilog=train.EPILOG)(train.train)
 app.command("calibrate", epilog=calibrate.EPILOG)(calibrate.calibrate)
+app.command("profile", epilog=profile.EPILOG)(profile.profile)
 app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 

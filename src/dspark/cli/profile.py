@@ -1,0 +1,162 @@
+"""`dspark profile`: what a round costs on this machine, by tokens, context and drafts."""
+
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dspark.cli import console
+from dspark.cli.options import DEFAULT_TARGET, DrafterOption, DtypeOption, JsonOption, TargetOption, examples
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from dspark.engine.models import Models
+    from dspark.engine.profile_plan import ProfilePlan
+    from dspark.engine.profile_store import ProfileKey
+    from dspark.engine.round_profile import RoundProfile
+
+EPILOG = examples(
+    "dspark profile",
+    "dspark profile --context 64 --context 1024 --plot cost.png --fresh",
+    "dspark profile --drafter none --threads 1 --json",
+)
+SEED = 0
+STEPS = 100
+
+
+def profile(
+    target: TargetOption = DEFAULT_TARGET,
+    drafter: DrafterOption = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--context",
+            "-c",
+            metavar="N",
+            help="Committed positions before the round; may be given again. Default: 64, 256 and 1024.",
+            show_default=False,
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", metavar="N", min=1, help="Default: as torch chooses.", show_default=False),
+    ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", metavar="S", min=0.0, help="Time for repeats; each size is timed twice at least."),
+    ] = 60.0,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again, even where an earlier profile fits.", show_default=False)
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="PNG", help="Draw the cost curve.", show_default=False)
+    ] = None,
+    dtype: DtypeOption = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Time verification by tokens and context, and drafting, and keep the result: later runs draft by it.
+
+    Let the machine do nothing else meanwhile.
+    """
+    from dspark.engine.models import open_models
+    from dspark.engine.profile_plan import full_plan
+    from dspark.engine.profile_store import ProfileKey
+    from dspark.evaluation.calibration_figure import load_matplotlib
+    from dspark.evaluation.cost_figure import save_cost_figure
+
+    if plot is not None:
+        load_matplotlib()
+    if threads is not None:
+        _use_threads(threads)
+    with console.status(f"Loading {target} ...", quiet=json):
+        models = open_models(target, drafter, "bf16" if dtype == "auto" else dtype)
+    key = ProfileKey.of(models)
+    plan = full_plan(models.target.info, key.gamma, context or (), seconds)
+    found = _profile(models, key, plan, fresh, quiet=json)
+    if plot is not None:
+        save_cost_figure(found, plot, f"{models.target.info.name} on {key.processor}, {key.threads} threads")
+    limits = _limits(models, found)
+    if json:
+        console.print_json(found.as_json() | {"threads": key.threads, "kernel": key.kernel, "draft_limit": limits})
+    else:
+        how = f"Fastest of {found.turns} turns, differences below {found.table.noise:.1%} are noise"
+        console.print_table(_verification(found), how, *_rounds(models, found, limits))
+
+
+def _use_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _profile(models: "Models", key: "ProfileKey", plan: "ProfilePlan", fresh: bool, quiet: bool) -> "RoundProfile":
+    """The kept profile if it has every point of `plan`, or a new one, which is kept."""
+    from dspark.engine.profile_store import ProfileStore
+    from dspark.engine.profiling import profile_rounds
+
+    store = ProfileStore()
+    kept = None if fresh else store.load(key)
+    if kept is not None and plan.covered_by(kept):
+        console.note("from an earlier run; --fresh measures again", quiet)
+        return kept
+    with console.progress("Profiling", STEPS, quiet=quiet) as bar:
+        measured = profile_rounds(
+            models.target,
+            models.drafter,
+            plan,
+            Random(SEED),
+            watch=lambda share: bar.show(round(STEPS * share), ""),
+            subject=key.subject(),
+        )
+    store.save(measured, key)
+    return measured
+
+
+def _limits(models: "Models", found: "RoundProfile") -> dict[str, int]:
+    """Drafts that pay at temperature 0 and 1."""
+    from dspark.engine.draft_limit import draft_limit
+    from dspark.types import SamplingParams
+
+    if models.drafter is None:
+        return {}
+    info = models.drafter.info
+    return {
+        name: draft_limit(found, info, SamplingParams(temperature=temperature)).drafts
+        for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
+    }
+
+
+def _verification(found: "RoundProfile") -> "Table":
+    costs = found.table
+    table = console.table("Verification", "tokens", *(f"after {context}" for context in costs.contexts), "per token")
+    for i, tokens in enumerate(costs.tokens):
+        seconds = [row[i] for row in costs.verify_seconds]
+        cells = [f"{_ms(s)} ± {row[i]:.0%}" for s, row in zip(seconds, found.verify_noise, strict=True)]
+        table.add_row(str(tokens), *cells, _ms(seconds[0] / tokens))
+    return table
+
+
+def _rounds(models: "Models", found: "RoundProfile", limits: dict[str, int]) -> list[Any]:
+    """Whole rounds of one request by number of drafts, and how many pay."""
+    if models.drafter is None:
+        return []
+    from dspark.engine.draft_limit import expected_tokens
+    from dspark.types import SamplingParams
+
+    info, context = models.drafter.info, found.table.contexts[0]
+    seconds = found.round_seconds(info.gamma, context)
+    tokens = [expected_tokens(info, SamplingParams(temperature=temperature)) for temperature in (0.0, 1.0)]
+    title = f"Whole rounds after {context} positions, {_ms(found.table.overhead_seconds)} of each outside the models"
+    table = console.table(title, "drafts", "draft", "round", "of plain", "speed at T = 0", "at T = 1")
+    for k, round_seconds in enumerate(seconds):
+        relative = round_seconds / seconds[0]
+        speeds = (f"{expected[k] / relative:.2f}x" for expected in tokens)
+        table.add_row(str(k), _ms(found.block(k)), _ms(round_seconds), f"{relative:.2f}", *speeds)
+    best = ", ".join(f"{drafts} ({name})" for name, drafts in limits.items())
+    return [table, f"Drafts that pay, by the acceptance measured in training: {best}"]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
