@@ -15,8 +15,10 @@ from dspark.scheduling import (
     PrefixScheduler,
     Scheduler,
     StaticThreshold,
+    conditional_confidences,
     rate_floors,
 )
+from dspark.scheduling.survival import survivals
 
 TABLE = CostTable((1, 3, 12), (0,), ((1.0, 1.0, 3.0),), (1,), (0.0,))
 KEYS = np.arange(3)
@@ -122,3 +124,10 @@ def test_promised_rates_become_floors() -> None:
         rate_floors(np.array([1.0]), survival, 0.1)
     with pytest.raises(ConfigError, match="rates must be 0"):
         rate_floors(np.array([1.0, -1.0, 1.0, 1.0]), survival, 0.1)
+
+
+def test_calibrated_survivals_become_confidences() -> None:
+    a = np.array([[0.8, 0.4, 0.5], [0.5, 0.0, 0.0]])
+    c = conditional_confidences(a)
+    assert c == pytest.approx(np.array([[0.8, 0.5, 1.0], [0.5, 0.0, 0.0]]))
+    assert pytest.approx(np.minimum.accumulate(a, axis=1)) == survivals(c, Batch(KEYS[:2], 3)).T

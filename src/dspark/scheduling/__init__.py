@@ -12,6 +12,7 @@ from dspark.scheduling.rate_floor import rate_floors
 from dspark.scheduling.registry import SCHEDULERS, SchedulerConfig, build_scheduler
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.scheduler import Scheduler
+from dspark.scheduling.survival import conditional_confidences
 from dspark.scheduling.threshold import StaticThreshold
 
 __all__ = [
@@ -33,5 +34,6 @@ __all__ = [
     "SchedulerConfig",
     "StaticThreshold",
     "build_scheduler",
+    "conditional_confidences",
     "rate_floors",
 ]

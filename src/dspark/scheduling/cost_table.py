@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -162,14 +162,13 @@ def _check_curve(name: str, curve: tuple[float, ...], grid: tuple[int, ...], of:
 
 
 def _dense(every: Any, grid: tuple[int, ...], curve: tuple[float, ...], padded: bool) -> Floats:
-    if padded:
-        return np.asarray(curve, dtype=np.float64).take(np.searchsorted(grid, every))
-    return np.interp(every, grid, curve)
+    seconds: Floats = np.array(curve)[np.searchsorted(grid, every)] if padded else np.interp(every, grid, curve)
+    return seconds
 
 
 def _at_context(rows: Floats, contexts: tuple[int, ...], context: float) -> Floats:
     if len(contexts) == 1 or context <= contexts[0]:
-        return np.asarray(rows[0])
+        return cast(Floats, rows[0])
     i = min(bisect_left(contexts, context), len(contexts) - 1)
     share = (context - contexts[i - 1]) / (contexts[i] - contexts[i - 1])
     seconds = np.asarray(rows[i] - rows[i - 1])
