@@ -41,7 +41,7 @@ def checked_confidences(confidences: Floats | None, batch: Batch) -> Floats:
 
 
 def conditional_confidences(survival: Floats) -> Floats:
-    """c[r, j] = a[r, j] / a[r, j - 1] [B, gamma] of calibrated survivals a [B, gamma], as `Scheduler.lengths` takes them.
+    """c[r, j] = a[r, j] / a[r, j - 1] [B, gamma] of calibrated survivals a [B, gamma], for `Scheduler.lengths`.
 
     Survivals that rise with j are held at the one before; after 0, confidences are 0.
     """
