@@ -38,7 +38,10 @@ def main() -> None:
     target, codec = models.target, models.codec
     drafter, directory = models.speculative()
     params = SamplingParams(max_tokens=args.max_tokens)
-    limit = draft_limit(start_profile(models), drafter.info, params).drafts
+    choice = draft_limit(start_profile(models), drafter.info, params)
+    limit = choice.drafts
+    if choice.warning is not None:
+        console.print(f"[dim]{choice.warning}[/dim]")
     console.print(
         f"[bold]{TARGET}[/bold] with {directory.name}: {limit} of {drafter.info.gamma} drafts a round pay here\n"
     )

@@ -42,7 +42,7 @@ def test_the_first_start_measures_and_later_ones_do_not(store: ProfileStore) -> 
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(ProfileKey)])
-def test_a_profile_of_another_key_is_never_used(store: ProfileStore, name: str, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_profile_of_another_key_is_never_used(store: ProfileStore, name: str) -> None:
     clock = FakeClock()
     profile = start_profile(fakes(clock), store, clock)
     assert profile is not None

@@ -63,6 +63,7 @@ def profile(
     from dspark.engine.models import open_models
     from dspark.engine.profile_plan import full_plan
     from dspark.engine.profile_store import ProfileKey
+    from dspark.engine.start_profile import WORTH_KEEPING
     from dspark.evaluation.calibration_figure import load_matplotlib
     from dspark.evaluation.cost_figure import save_cost_figure
 
@@ -78,6 +79,8 @@ def profile(
     if plot is not None:
         save_cost_figure(found, plot, f"{models.target.info.name} on {key.processor}, {key.threads} threads")
     limits = _limits(models, found)
+    if found.table.noise > WORTH_KEEPING:
+        console.note("very noisy: run again with --fresh when the machine is idle", quiet=json)
     if json:
         console.print_json(found.as_json() | {"threads": key.threads, "kernel": key.kernel, "draft_limit": limits})
     else:
