@@ -1,5 +1,6 @@
 """The README's commands and its Python run as they are printed; long ones are only shortened."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -21,6 +22,8 @@ COMMANDS = [
 SHORTENED = {
     "generate": ["--max-tokens", "8"],
     "eval": ["--max-tokens", "4"],
+    "calibrate": ["--max-tokens", "24"],
+    "profile": ["--seconds", "2"],
     "train": [
         *("--set", "optimiser.total_steps=1", "--set", "data.held_out=1"),
         *("--set", "data.answers_per_step=1", "--set", "data.anchors_per_answer=4", "--set", "data.max_length=64"),
@@ -33,7 +36,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 
 def test_it_shows_every_verb() -> None:
-    assert {command[0] for command in COMMANDS} == {"generate", "chat", "eval", "inspect", "doctor", "train"}
+    assert {command[0] for command in COMMANDS} == {"generate", "chat", "eval", "inspect", "doctor", "train", "calibrate", "profile"}
 
 
 @pytest.mark.slow
@@ -43,7 +46,8 @@ def test_commands_run(
 ) -> None:
     for name in ("src", "recipes"):
         (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "prompts.jsonl").write_text('{"turns": ["Say hello."]}\n')
+    prompts = [json.dumps({"turns": [f"Count to {n}."]}) for n in (3, 4, 5, 6)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(prompts) + "\n")
     if command[0] == "train":
         answers = shared_dir / "data" / "train" / "smollm2-135m.jsonl.gz"
         command = [*command, "--set", f"data.answers={answers}"]

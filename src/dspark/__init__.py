@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from dspark.drafters.registry import load_drafter as load_drafter
     from dspark.engine.reference import ReferenceLoop as ReferenceLoop
     from dspark.evaluation.evaluate import evaluate as evaluate
+    from dspark.scheduling import CostTable as CostTable
+    from dspark.scheduling import PrefixScheduler as PrefixScheduler
     from dspark.targets.registry import load_target as load_target
     from dspark.targets.registry import load_tokenizer as load_tokenizer
     from dspark.training.run import train as train
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CostTable": "dspark.scheduling",
+    "PrefixScheduler": "dspark.scheduling",
     "ReferenceLoop": "dspark.engine.reference",
     "SamplingParams": "dspark.types",
     "calibrate": "dspark.calibration.report",
@@ -27,6 +31,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "CostTable",
+    "PrefixScheduler",
     "ReferenceLoop",
     "SamplingParams",
     "calibrate",
