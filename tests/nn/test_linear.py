@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dspark.errors import ConfigError
+from dspark.errors import CompatibilityError, ConfigError
 from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.kernel_choice import choose_kernel
 from dspark.nn.linear import HalfKernel, OneDnnKernel, PlainKernel
@@ -106,3 +106,12 @@ def test_a_kernel_that_cannot_run_is_refused(monkeypatch):
 
 def test_processor_flags_are_words():
     assert all(flag and " " not in flag for flag in processor_flags())
+
+
+@pytest.mark.skipif(not CompiledKernel.available(), reason="no C++ compiler")
+def test_the_compiled_product_refuses_what_it_would_misread():
+    x, weight, _ = matrices()
+    linear = CompiledKernel().pack(weight)
+    for wrong in (x[:, :-1], x.double(), x.bfloat16()):
+        with pytest.raises(CompatibilityError, match="expected torch.float32 \\[..., 33\\]"):
+            linear(wrong)

@@ -1,16 +1,20 @@
 """The compiled stack against the torch layers on the same bfloat16 weights, and against itself in pieces."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from dspark.errors import CompatibilityError
 from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.compiled.stack import CHUNK
 from dspark.targets.checkpoint import build_target, read_directory
+from dspark.targets.kv_cache import KVCache
 
 pytestmark = pytest.mark.skipif(not CompiledKernel.available(), reason="kernels do not compile here: no C++ compiler")
 
 TOKENS = torch.tensor([5, 9, 2, 44, 31, 8, 8, 60, 17, 1, 25, 50, 3, 12])
-TAPS = (-1, 1, 0)
+TAPS = (-1, 1, 0, 1)
 
 
 def load(tiny, kernel):
@@ -50,9 +54,7 @@ def test_long_prompts_run_in_chunks(llama):
 
 
 def test_it_is_the_choice_for_bfloat16_weights_without_bfloat16_instructions(llama):
-    target = load(llama, "compiled")
-    assert target.kernel.row_invariant
-    assert isinstance(target.kernel, CompiledKernel)
+    assert isinstance(load(llama, "auto").kernel, CompiledKernel)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -80,3 +82,19 @@ def test_rows_of_several_requests_have_the_bits_of_each_alone(variant):
         assert torch.equal(output.last_hidden[row], expected.last_hidden[0])
         assert torch.equal(output.features[row], expected.features[0])
         assert torch.equal(together[row].whole_keys, cache.whole_keys)
+
+
+def test_threads_may_decode_at_once(llama):
+    target, prompts = load(llama, "compiled"), [TOKENS, TOKENS.flip(0)]
+    expected = [run(target, (1,) * 14, prompt)[0] for prompt in prompts]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            found = list(pool.map(lambda prompt: run(target, (1,) * 14, prompt)[0], prompts))
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_cache_of_another_shape_is_refused(llama):
+    target, config = load(llama, "compiled"), load(llama, "compiled").config
+    other = KVCache(config.num_layers, config.num_kv_heads + 1, 20, config.head_dim, torch.float32)
+    with pytest.raises(CompatibilityError, match="belongs to another target"):
+        target.forward(TOKENS, other)

@@ -127,7 +127,7 @@ class DFlash(nn.Module):
     @torch.no_grad()
     def extend(self, features: Tensor, cache: Cache) -> None:
         """Append the context K/V of the next T positions, from their features [T, m * d]; earlier ones stay."""
-        own = DraftCache.own(cache)
+        own = DraftCache.own(cache, self.config)
         if self.compiled is not None:
             self.compiled.extend(features, own)
             return

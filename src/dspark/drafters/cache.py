@@ -22,12 +22,16 @@ class DraftCache:
         self.length = 0
 
     @classmethod
-    def own(cls, cache: Cache) -> "DraftCache":
-        """`cache` itself. Raises CompatibilityError when another kind of model opened it."""
+    def own(cls, cache: Cache, config: DecoderShape) -> "DraftCache":
+        """`cache` itself. Raises CompatibilityError unless a drafter of `config` opened it."""
         if not isinstance(cache, cls):
             raise CompatibilityError(
                 f"found a {type(cache).__name__}, expected a cache from this drafter's new_cache()"
             )
+        found = (cache.keys.shape[0], cache.keys.shape[1], cache.keys.shape[3])
+        expected = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        if found != expected:
+            raise CompatibilityError(f"found a cache of (layers, heads, width) {found}, this drafter has {expected}")
         return cache
 
     def reserve(self, tokens: int) -> range:

@@ -99,7 +99,7 @@ class DSpark(DFlash):
         gamma = self.config.block_size if gamma is None else gamma
         if not 1 <= gamma <= self.config.block_size:
             raise ConfigError(f"gamma {gamma} is outside [1, {self.config.block_size}], the drafter's block size")
-        return DSparkBlock(self, self.block_states(anchor, DraftCache.own(cache), gamma))
+        return DSparkBlock(self, self.block_states(anchor, DraftCache.own(cache, self.config), gamma))
 
 
 class DSparkBlock:

@@ -6,6 +6,7 @@ from torch import Tensor
 from dspark.errors import CapacityError
 from dspark.nn.compiled.library import RowStruct
 from dspark.nn.compiled.stack import StackCache
+from dspark.targets.config import DecoderConfig
 
 
 class KVCache:
@@ -24,6 +25,11 @@ class KVCache:
         self.values: list[Tensor] = [block[kv_heads:] for block in self._blocks]
         self.capacity = capacity
         self.length = 0
+
+    def fits(self, config: DecoderConfig, dtype: torch.dtype) -> bool:
+        """Whether a decoder of `config` that computes in `dtype` could have opened this cache."""
+        shape = (config.num_layers, config.num_kv_heads, self.capacity, config.head_dim)
+        return self.whole_keys.shape == shape and self.whole_keys.dtype is dtype
 
     def write(self, layer: int, start: int, rows: Tensor) -> None:
         """Store `rows` [T, 2K, h], the keys and values of positions `start` ... `start` + T - 1."""

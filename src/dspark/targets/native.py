@@ -126,7 +126,7 @@ class NativeTarget:
         return output
 
     def _own(self, cache: Cache) -> KVCache:
-        if not isinstance(cache, KVCache) or len(cache.keys) != self.config.num_layers:
+        if not isinstance(cache, KVCache) or not cache.fits(self.config, self.kernel.activation_dtype):
             raise CompatibilityError("this cache belongs to another target; use the one that `new_cache` returned")
         return cache
 
@@ -148,11 +148,14 @@ class NativeTarget:
     ) -> TargetOutput:
         self.config.check_taps(taps)
         x = self.embed(token_ids)
-        features = x.new_empty(len(x), len(taps), x.shape[-1])
-        tapped = {layer: features[:, index] for index, layer in enumerate(taps)}
+        layers = list(dict.fromkeys(taps))
+        features = x.new_empty(len(x), len(layers), x.shape[-1])
+        tapped = {layer: features[:, index] for index, layer in enumerate(layers)}
         if -1 in tapped:
             tapped.pop(-1).copy_(x)
         x = stack.run(x, places, tapped)
+        if len(layers) < len(taps):
+            features = features[:, [layers.index(layer) for layer in taps]]
         return TargetOutput(self._norm(x), features.flatten(1))
 
     def _run(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Sequence[int]) -> TargetOutput:

@@ -1,5 +1,9 @@
 """What happens where the kernels cannot be compiled, and that compiling happens once."""
 
+import platform
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +12,7 @@ from dspark.nn.compiled import library
 from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.kernel_choice import choose_kernel
 from dspark.nn.linear import OneDnnKernel
+from dspark.nn.processor import processor_flags
 
 compiles = pytest.mark.skipif(not CompiledKernel.available(), reason="kernels do not compile here: no C++ compiler")
 
@@ -61,6 +66,30 @@ def test_without_a_compiler_the_cure_is_named(untried, monkeypatch):
         library.decoder_library()
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
+def test_with_a_compiler_they_compile():
+    """Or else every test of compiled kernels would be skipped unnoticed."""
+    if platform.machine() == "x86_64" and "fma" in processor_flags():
+        library.decoder_library()
+
+
+@compiles
+def test_a_cache_that_cannot_be_written_is_a_reason_to_do_without(untried, monkeypatch):
+    (untried / "file").write_text("")
+    monkeypatch.setenv("DSPARK_CACHE", str(untried / "file"))
+    with pytest.raises(DependencyError, match="cannot be kept or opened"):
+        library.decoder_library()
+
+
+@compiles
+@pytest.mark.slow
+def test_a_damaged_library_is_compiled_again(untried):
+    compiled = library._compiled((Path(library.__file__).parent / "decoder.cpp").read_bytes())
+    compiled.write_bytes(b"damaged")
+    library.decoder_library()
+    assert compiled.stat().st_size > 1000
+
+
 @compiles
 @pytest.mark.slow
 def test_the_library_is_compiled_once_and_found_again(untried, monkeypatch):
@@ -70,3 +99,6 @@ def test_the_library_is_compiled_once_and_found_again(untried, monkeypatch):
     library._library_or_reason.cache_clear()
     library.decoder_library()
     assert list((untried / "compiled").iterdir()) == [compiled]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    library._library_or_reason.cache_clear()
+    library.decoder_library()

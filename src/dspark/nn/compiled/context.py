@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.nn.compiled.library import ContextStruct, RowStruct, decoder_library
-from dspark.nn.compiled.linear import CompiledLinear
+from dspark.nn.compiled.linear import CompiledLinear, check_rows
 from dspark.nn.compiled.rotary_table import RotaryTable
 from dspark.nn.compiled.stack import StackShape
 from dspark.nn.rope import Rotary
@@ -42,9 +42,12 @@ class CompiledContext:
 
     def extend(self, features: Tensor, places: Sequence[RowStruct]) -> None:
         """Write keys and values of `features` [T, m d] to T places of caches (`StackCache.places`)."""
-        features, threads = features.float().contiguous(), torch.get_num_threads()
+        check_rows(features, self._struct.features)
+        if len(features) == 0:
+            return
+        features, threads = features.contiguous(), torch.get_num_threads()
         rows, (width, outputs) = len(features), self._row_floats
-        scratch = torch.empty(rows * (width + outputs + threads * width))
+        scratch = torch.empty(rows * (width + outputs + threads * width), dtype=torch.float32)
         cos, sin = self._rotary.reach(1 + max(place.position for place in places))
         self._library.dspark_context(
             byref(self._shape), byref(self._struct), self._layers, features.data_ptr(), rows,

@@ -182,7 +182,7 @@ void rotate(float* head, const float* cos, const float* sin, int64_t width) {
   }
 }
 
-// Scores to weights, in place; returns their sum. The tail is padded to whole vectors of weight zero.
+// Scores to weights, in place; returns their sum. The tail is padded to whole vectors, by weights that vanish in the sum.
 float soften(float* scores, int64_t count) {
   float peak = scores[0];
   for (int64_t s = 1; s < count; ++s) peak = scores[s] > peak ? scores[s] : peak;

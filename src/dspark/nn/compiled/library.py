@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -82,10 +83,18 @@ def _library_or_reason() -> ctypes.CDLL | str:
         return _open()
     except DependencyError as error:
         return str(error)
+    except OSError as error:
+        return f"the compiled decoder kernels cannot be kept or opened: {error}"
 
 
 def _open() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_compiled(files(__package__).joinpath("decoder.cpp").read_bytes())))
+    source = files(__package__).joinpath("decoder.cpp").read_bytes()
+    path = _compiled(source)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:  # damaged, or left by another system: once more from the source
+        path.unlink()
+        library = ctypes.CDLL(str(_compiled(source)))
     library.dspark_pack.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int)
     library.dspark_linear.argtypes = (
         c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int,
@@ -109,9 +118,9 @@ def _open() -> ctypes.CDLL:
 def _try_product(library: ctypes.CDLL) -> None:
     """A product of odd sizes against torch: a library that this processor runs wrongly is worse than none."""
     rows, inputs, outputs = 7, 133, 5
-    x = torch.arange(rows * inputs).view(rows, inputs).remainder(11.0)
-    weight = torch.arange(outputs * inputs).view(outputs, inputs).remainder(7.0).bfloat16()
-    packed, product = torch.empty_like(weight), torch.empty(rows, outputs)
+    x = torch.arange(rows * inputs).view(rows, inputs).remainder(11).float()
+    weight = torch.arange(outputs * inputs).view(outputs, inputs).remainder(7).bfloat16()
+    packed, product = torch.empty_like(weight), torch.empty(rows, outputs, dtype=torch.float32)
     library.dspark_pack(weight.data_ptr(), outputs, inputs, packed.data_ptr(), 1)
     library.dspark_linear(
         x.data_ptr(), rows, inputs, packed.data_ptr(), None, outputs, product.data_ptr(), 1
@@ -121,38 +130,43 @@ def _try_product(library: ctypes.CDLL) -> None:
 
 
 def _compiled(source: bytes) -> Path:
-    compiler = _compiler()
-    made_from = "\n".join((compiler, *_FLAGS, *sorted(processor_flags()))).encode()
+    _check_machine()
+    made_from = "\n".join((*_FLAGS, *sorted(processor_flags()))).encode()
     path = cache_root() / "compiled" / f"decoder-{sha256(made_from + source).hexdigest()[:16]}.so"
     if not path.is_file():
+        compiler = _compiler()
         path.parent.mkdir(parents=True, exist_ok=True)
         _compile(compiler, source, path)
     return path
 
 
-def _compiler() -> str:
+def _check_machine() -> None:
     if os.environ.get(SWITCH) == "0":
         raise DependencyError(f"compiled kernels are switched off by {SWITCH}=0")
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise DependencyError("compiled kernels are made for Linux on x86-64 only")
     if not {"avx2", "fma"} <= processor_flags():
         raise DependencyError("compiled kernels need a processor with AVX2 and FMA")
-    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    if compiler is None:
+
+
+def _compiler() -> list[str]:
+    """g++ or what CXX names; clang++ would bring a second OpenMP runtime, whose threads compete with torch's."""
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    if not command or shutil.which(command[0]) is None:
         raise DependencyError("no C++ compiler found; install g++ for faster decoding on this processor")
-    return compiler
+    return command
 
 
-def _compile(compiler: str, source: bytes, path: Path) -> None:
+def _compile(compiler: list[str], source: bytes, path: Path) -> None:
     """Compile into a temporary directory beside `path` and move the result there, whole."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         code, library = Path(scratch) / "decoder.cpp", Path(scratch) / "decoder.so"
         code.write_bytes(source)
-        command = [compiler, *_FLAGS, str(code), "-o", str(library)]
+        command = [*compiler, *_FLAGS, str(code), "-o", str(library)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
             said = getattr(error, "stderr", None) or str(error).encode()
             last = said.decode(errors="replace").strip().splitlines()[-1:]
-            raise DependencyError(f"{compiler} could not compile the decoder kernels: {' '.join(last)}") from error
+            raise DependencyError(f"{compiler[0]} could not compile the decoder kernels: {' '.join(last)}") from error
         library.replace(path)

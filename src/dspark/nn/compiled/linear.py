@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dspark.errors import DependencyError
+from dspark.errors import CompatibilityError, DependencyError
 from dspark.nn.compiled.library import decoder_library
 
 
@@ -23,6 +23,7 @@ class CompiledLinear:
         library.dspark_pack(plain.data_ptr(), self.outputs, self.inputs, self.packed.data_ptr(), threads)
 
     def __call__(self, x: Tensor) -> Tensor:
+        check_rows(x, self.inputs)
         x = x.contiguous()
         product = x.new_empty(*x.shape[:-1], self.outputs)
         bias = None if self.bias is None else self.bias.data_ptr()
@@ -32,6 +33,12 @@ class CompiledLinear:
             x.data_ptr(), rows, self.inputs, packed, bias, self.outputs, product.data_ptr(), threads
         )  # fmt: skip
         return product
+
+
+def check_rows(x: Tensor, width: int) -> None:
+    """Refuse what compiled code would misread. Raises CompatibilityError unless `x` is float32 [..., width]."""
+    if x.dtype is not torch.float32 or x.shape[-1] != width:
+        raise CompatibilityError(f"found {x.dtype} {list(x.shape)}, expected torch.float32 [..., {width}]")
 
 
 class CompiledKernel:

@@ -11,10 +11,11 @@ class RotaryTable:
 
     def __init__(self, rotary: Rotary) -> None:
         self._rotary = rotary
-        self._cos, self._sin = rotary.at(torch.arange(0))
+        self._table = rotary.at(torch.arange(0))
 
     def reach(self, end: int) -> tuple[Tensor, Tensor]:
         """(cos, sin), each [at least `end`, h] and contiguous, from position 0 on."""
-        if end > len(self._cos):
-            self._cos, self._sin = self._rotary.at(torch.arange(max(end, 2 * len(self._cos))))
-        return self._cos, self._sin
+        table = self._table
+        if end > len(table[0]):
+            table = self._table = self._rotary.at(torch.arange(max(end, 2 * len(table[0]))))
+        return table  # not self._table, which another thread may have replaced

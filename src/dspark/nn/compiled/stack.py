@@ -82,7 +82,6 @@ class CompiledStack:
         self._kept = tuple(layers)
         self._layers = (LayerStruct * len(layers))(*(layer.struct() for layer in layers))
         self._rotary = RotaryTable(rotary)
-        self._scratch = torch.empty(0)
 
     def run(self, x: Tensor, places: Sequence[RowStruct], taps: Mapping[int, Tensor] | None = None) -> Tensor:
         """Output [T, d] of the last layer for rows `x` [T, d], each at its place of its request's cache, written there.
@@ -98,18 +97,15 @@ class CompiledStack:
 
     def _call(self, x: Tensor, places: Sequence[RowStruct], taps: Mapping[int, Tensor]) -> None:
         visible, threads = max(place.visible for place in places), torch.get_num_threads()
-        self._reserve(self._library.dspark_scratch(byref(self._shape), len(x), visible, threads))
+        floats = self._library.dspark_scratch(byref(self._shape), len(x), visible, threads)
+        scratch = torch.empty(floats, dtype=torch.float32)  # of this call alone: the lock of Python is not held in it
         cos, sin = self._rotary.reach(visible)
         addresses = (c_void_p * len(self._layers))(*(_address(taps.get(k)) for k in range(len(self._layers))))
         stride = next((tap.stride(0) for tap in taps.values()), 0)
         self._library.dspark_layers(
             byref(self._shape), self._layers, len(self._layers), x.data_ptr(), len(x), (RowStruct * len(x))(*places),
-            visible, cos.data_ptr(), sin.data_ptr(), addresses, stride, self._scratch.data_ptr(), threads,
+            visible, cos.data_ptr(), sin.data_ptr(), addresses, stride, scratch.data_ptr(), threads,
         )  # fmt: skip
-
-    def _reserve(self, floats: int) -> None:
-        if floats > len(self._scratch):
-            self._scratch = torch.empty(2 * floats)
 
 
 def _address(tensor: Tensor | None) -> int | None:
