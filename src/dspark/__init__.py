@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dspark.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from dspark.calibration.report import calibrate as calibrate
     from dspark.drafters.registry import load_drafter as load_drafter
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from dspark.targets.registry import load_tokenizer as load_tokenizer
     from dspark.training.run import train as train
     from dspark.types import SamplingParams as SamplingParams
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "CostTable": "dspark.scheduling",

@@ -1,21 +1,24 @@
 """Profiles of earlier runs, each for exactly one machine, pair of models, kernel and version."""
 
 import json
+import os
 import platform
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 
 import torch
 
-import dspark
 from dspark.cache_root import cache_root
 from dspark.engine.models import Models
 from dspark.engine.round_profile import RoundProfile
 from dspark.errors import DsparkError
+from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.processor import processor_flags, processor_name
 from dspark.targets.native import NativeTarget
 from dspark.targets.registry import LoadedTarget
+from dspark.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,14 @@ class ProfileKey:
             drafter_hash=models.drafter_hash() or "",
             gamma=0 if models.drafter is None else models.drafter.info.gamma,
             kernel=kernel_name(models.target),
-            dspark=dspark.__version__,
+            dspark=__version__,
             torch=torch.__version__,
         )
+
+    @property
+    def known(self) -> bool:
+        """Whether the key tells these models from all others; in-memory ones may have no hash."""
+        return bool(self.target_hash) and (self.gamma == 0 or bool(self.drafter_hash))
 
     def subject(self) -> str:
         """The key as one line, as a table carries it."""
@@ -64,6 +72,8 @@ class ProfileStore:
 
     def load(self, key: ProfileKey) -> RoundProfile | None:
         """The profile of exactly `key`; None if there is none, or none that can be read."""
+        if not key.known:
+            return None
         try:
             profile = RoundProfile.from_json(json.loads(self.path(key).read_text(encoding="utf-8")))
         except (OSError, ValueError, DsparkError):
@@ -71,9 +81,14 @@ class ProfileStore:
         return profile if profile.table.subject == key.subject() else None
 
     def save(self, profile: RoundProfile, key: ProfileKey) -> None:
-        """Keep `profile` in place of an older one. Best effort: a cache that cannot be written only costs time."""
+        """Keep `profile` in place of an older one, unless `key` could be that of other models too.
+
+        Best effort: a cache that cannot be written only costs time.
+        """
+        if not key.known:
+            return
         path = self.path(key)
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -83,7 +98,13 @@ class ProfileStore:
 
 
 def kernel_name(target: LoadedTarget) -> str:
-    """What multiplies the target's matrices."""
+    """What multiplies the target's matrices; compiled code by its source, which changes between versions, too."""
     if isinstance(target, NativeTarget):
-        return target.kernel.name
+        name = target.kernel.name
+        return f"{name} {_compiled_source()}" if name == CompiledKernel.name else name
     return f"{type(target).__name__} {target.embedding_weight.dtype}"
+
+
+def _compiled_source() -> str:
+    """12 hex digits of the compiled kernels' source."""
+    return sha256(files("dspark.nn.compiled").joinpath("decoder.cpp").read_bytes()).hexdigest()[:12]
