@@ -79,3 +79,14 @@ def test_without_drafter_or_room_there_is_no_profile(store: ProfileStore) -> Non
     clock = FakeClock()
     assert start_profile(fakes(clock, drafter=False), store, clock) is None
     assert start_profile(fakes(clock, positions=5), store, clock) is None
+
+
+@pytest.mark.parametrize("unknown", [{"target_hash": ""}, {"drafter_hash": ""}])
+def test_models_without_a_hash_leave_nothing_behind(store: ProfileStore, unknown: dict[str, str]) -> None:
+    clock = FakeClock()
+    profile = start_profile(fakes(clock), store, clock)
+    assert profile is not None
+    store.save(profile, replace(KEY, **unknown))
+    assert store.load(replace(KEY, **unknown)) is None
+    assert len(list(store.path(KEY).parent.iterdir())) == 1
+    assert replace(KEY, drafter_hash="", gamma=0).known

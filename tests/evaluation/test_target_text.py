@@ -128,6 +128,13 @@ def test_another_target_or_overhang_writes_anew(target: NativeTarget, tmp_path: 
     assert counting(target, tmp_path).find(QUESTIONS[0]) is not None
 
 
+def test_a_target_without_a_hash_has_no_store(tmp_path: Path) -> None:
+    nameless = native(4)
+    nameless.info = replace(nameless.info, weights_hash="")
+    with pytest.raises(CompatibilityError, match="no hash"):
+        counting(nameless, tmp_path)
+
+
 def test_a_line_cut_short_is_written_again(target: NativeTarget, tmp_path: Path) -> None:
     counting(target, tmp_path).write(QUESTIONS[:2])
     lines = tmp_path / "texts.jsonl"

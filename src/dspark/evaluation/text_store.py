@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dspark.errors import FormatError
+from dspark.errors import CompatibilityError, FormatError
 from dspark.evaluation.evaluate import whole_lines
 from dspark.evaluation.target_text import Question, TargetText, TextWriter, Written
 from dspark.types import SamplingParams, TargetInfo
@@ -26,9 +26,17 @@ class TextStore:
 
     A text is found by target hash, prompt tokens and sampling parameters. Features may be deleted: they are computed
     again when they are asked for.
+
+    Raises:
+        CompatibilityError: the target has no hash, so that its texts could not be told from another's.
     """
 
     def __init__(self, directory: Path, writer: TextWriter) -> None:
+        if not writer.target.info.weights_hash:
+            raise CompatibilityError(
+                f"target {writer.target.info.name} has no hash of its weights, by which stored texts are found; "
+                "load it from its files"
+            )
         self.writer, self._directory = writer, directory
         self._lines = directory / "texts.jsonl"
         directory.mkdir(parents=True, exist_ok=True)
