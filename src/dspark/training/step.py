@@ -19,9 +19,10 @@ class DivergenceError(NumericalError):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Losses of one step and `acceptance` [gamma], the teacher-forced mean of 1 - TV per slot (NaN without labels).
+    """Losses of one step and `acceptance` [gamma]: 1 - TV per slot where the slots before it were accepted.
 
-    `greedy_acceptance` [gamma] is the share of slots where both sides have the same favourite; evaluation alone counts.
+    `greedy_acceptance` [gamma] is the same for greedy drafts, which are accepted where both sides have the same
+    favourite; evaluation alone counts. Both are teacher-forced, and NaN where no block came so far.
     """
 
     loss: float
@@ -34,7 +35,7 @@ class StepResult:
 
     @property
     def tau(self) -> float:
-        """1 + sum_k prod_{j <= k} alpha_j: the expected accepted length if slots were independent."""
+        """1 + sum_k prod_{j <= k} alpha_j: the expected accepted length."""
         return 1.0 + float(self.acceptance.nan_to_num(0.0).cumprod(0).sum())
 
     def as_json(self) -> dict[str, Any]:
@@ -86,7 +87,7 @@ def evaluate_step(drafter: DSpark, batch: Batch, coefficients: LossCoefficients)
     """The same figures without an update, and the acceptance of greedy drafts."""
     logits, confidence = supervised_logits(drafter, batch)
     terms = sparse_loss(logits, confidence, batch.teacher, batch.slots, coefficients)
-    greedy = _slot_means(greedy_agreement(logits, batch.teacher), batch)
+    greedy = conditional_acceptance(greedy_agreement(logits, batch.teacher), batch.supervised)
     return replace(_result(terms, batch, 0.0), greedy_acceptance=greedy)
 
 
@@ -96,16 +97,20 @@ def _result(terms: LossTerms, batch: Batch, norm: float) -> StepResult:
         cross_entropy=float(terms.cross_entropy),
         total_variation=float(terms.total_variation),
         confidence=float(terms.confidence),
-        acceptance=_slot_means(terms.acceptance, batch),
+        acceptance=conditional_acceptance(terms.acceptance, batch.supervised),
         gradient_norm=norm,
     )
 
 
-def _slot_means(values: Tensor, batch: Batch) -> Tensor:
-    """Mean [gamma] of `values` [N] over the supervised slots of each number."""
-    gamma = batch.supervised.shape[1]
-    total = torch.zeros(gamma).index_add_(0, batch.slots, values)
-    return total / torch.zeros(gamma).index_add_(0, batch.slots, torch.ones_like(values))
+def conditional_acceptance(accepted: Tensor, supervised: Tensor) -> Tensor:
+    """Mean [gamma] of slot k's chance to be accepted, each block weighing as much as it survives up to k.
+
+    `accepted` [N] holds the chances of the `supervised` [A, gamma] slots, a prefix of each block.
+    """
+    chances = accepted.new_zeros(supervised.shape).masked_scatter_(supervised, accepted)
+    survival = chances.cumprod(1)
+    reached = torch.cat([torch.ones_like(survival[:, :1]), survival[:, :-1]], 1) * supervised
+    return survival.sum(0) / reached.sum(0)
 
 
 def _rounded(rates: Tensor) -> list[float]:
