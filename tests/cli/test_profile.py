@@ -74,6 +74,10 @@ def test_decoding_starts_with_what_was_profiled(run, world, monkeypatch):
     assert found.table.subject == ProfileKey.of(models).subject()
 
 
+def test_a_long_context_alone_brings_the_short_one_that_decoding_reads(run, world):
+    assert list(run(*call(world, "-c", 100, "--json")).json["verify_seconds_by_context"]) == ["16", "100"]
+
+
 def test_tables_name_tokens_contexts_and_drafts(run, world):
     out = run(*call(world, "-c", 8, "-c", 16)).out
     for word in ("Verification", "after 16", "Whole rounds", "Drafts that pay", "differences below"):

@@ -33,6 +33,7 @@ def profiled(price: Sequence[float], step: float = 0.0) -> RoundProfile:
     clock = FakeClock()
     target = TimedTarget(clock, price)
     plan = start_plan(target.info, GAMMA, 0.0)
+    assert plan is not None
     return profile_rounds(target, TimedDrafter(clock, GAMMA, step=step), plan, Random(0), clock)
 
 

@@ -7,7 +7,7 @@ import pytest
 from dspark.engine.profile_plan import FULL_SECONDS, MANY_TOKENS, ProfilePlan, full_plan, start_plan
 from dspark.engine.profiling import overhead_seconds, profile_rounds, step_seconds
 from dspark.engine.round_profile import RoundProfile
-from dspark.errors import CapacityError, ConfigError, FormatError
+from dspark.errors import ConfigError, FormatError
 from tests.engine.timed import FakeClock, TimedDrafter, TimedTarget
 
 PLAN = ProfilePlan(contexts=(8, 32), tokens=(1, 2, 4), drafts=(1, 3), budget_seconds=1e9)
@@ -96,24 +96,31 @@ def test_a_damaged_file_is_no_profile(profile: RoundProfile, damage: dict[str, o
 
 def test_at_start_every_size_of_a_block_is_measured_unless_steps_are_slow() -> None:
     info = TimedTarget(FakeClock(), [1.0]).info
-    assert start_plan(info, 7, 0.02) == ProfilePlan((64,), tuple(range(1, 9)), tuple(range(1, 8)), 1.5)
-    assert start_plan(info, 7, 2.0) == ProfilePlan((64,), (1, 2, 3, 5, 8), (1, 7), 1.5)
-    assert start_plan(info, 1, 2.0) == ProfilePlan((64,), (1, 2), (1,), 1.5)
-    assert start_plan(TimedTarget(FakeClock(), [1.0], max_positions=16).info, 7, 0.02).contexts == (8,)
-    with pytest.raises(CapacityError, match="8 positions"):
-        start_plan(TimedTarget(FakeClock(), [1.0], max_positions=8).info, 7, 0.02)
+    assert start_plan(info, 7, 0.0) == ProfilePlan((16,), tuple(range(1, 9)), tuple(range(1, 8)), 2.0)
+    assert start_plan(info, 7, 1 / 16) == ProfilePlan((16,), (1, 2, 3, 5, 8), (1, 7), 2 - 11 / 16)
+    assert start_plan(info, 1, 1 / 8) == ProfilePlan((16,), (1, 2), (1,), 2 - 11 / 8)
+    assert start_plan(info, 7, 0.125) is None
+
+
+def test_a_target_without_room_for_a_block_is_not_profiled_at_start() -> None:
+    small, full = (TimedTarget(FakeClock(), [1.0], max_positions=positions).info for positions in (16, 8))
+    plan = start_plan(small, 7, 0.02)
+    assert plan is not None
+    assert plan.contexts == (8,)
+    assert start_plan(full, 7, 0.02) is None
 
 
 def test_a_full_plan_fits_the_target() -> None:
     def info(positions: int):  # type: ignore[no-untyped-def]
         return TimedTarget(FakeClock(), [1.0], max_positions=positions).info
 
-    assert full_plan(info(8192), 7) == ProfilePlan((64, 256, 1024), MANY_TOKENS, tuple(range(1, 8)), FULL_SECONDS)
+    assert full_plan(info(8192), 7) == ProfilePlan((16, 256, 1024), MANY_TOKENS, tuple(range(1, 8)), FULL_SECONDS)
     assert full_plan(info(8192), 9).tokens[:11] == (*range(1, 11), 12)
-    assert full_plan(info(128), 3).contexts == (64,)
-    assert full_plan(info(128), 3).tokens[-1] == 64
+    assert full_plan(info(128), 3).contexts == (16,)
+    assert full_plan(info(128), 3).tokens[-1] == 96
     assert full_plan(info(128), 3, (100, 10, 100)).contexts == (10, 100)
     assert full_plan(info(16), 3).contexts == (12,)
+    assert full_plan(info(8192), 7, (1024,)).contexts == (16, 1024)  # decoding reads the short one
     for contexts in ((125,), (0,), (64, -1)):
         with pytest.raises(ConfigError, match="choose 1 to 124"):
             full_plan(info(128), 3, contexts)

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from dspark.engine.models import Models
+from dspark.engine.profile_plan import START_CEILING
 from dspark.engine.profile_store import ProfileKey, ProfileStore
 from dspark.engine.start_profile import start_profile
 from tests.engine.timed import FakeClock, TimedDrafter, TimedTarget
@@ -25,8 +26,8 @@ def fake_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProfileKey, "of", classmethod(lambda cls, models: KEY))
 
 
-def fakes(clock: FakeClock, positions: int = 256, drafter: bool = True) -> Models:
-    target = TimedTarget(clock, [1.0, 1.5, 2.0, 2.5, 3.0], max_positions=positions)
+def fakes(clock: FakeClock, positions: int = 256, drafter: bool = True, step: float = 1 / 64) -> Models:
+    target = TimedTarget(clock, [step * n for n in (1.0, 1.5, 2.0, 2.5, 3.0)], max_positions=positions)
     return Models(target, None, TimedDrafter(clock, 4) if drafter else None, Path())  # type: ignore[arg-type]
 
 
@@ -73,6 +74,16 @@ def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     clock = FakeClock()
     assert start_profile(fakes(clock), ProfileStore(tmp_path / "file"), clock) is not None
+
+
+@pytest.mark.parametrize("step", [0.001, 0.01, 0.03, 0.05, 0.09, 0.5, 2.0])
+def test_a_start_is_brief_whatever_a_step_costs(store: ProfileStore, step: float) -> None:
+    """At most twice what is estimated: sizes cost up to three steps here, not one. Slow targets pay for two steps."""
+    clock = FakeClock()
+    profile = start_profile(fakes(clock, step=step), store, clock)
+    assert clock.now <= max(2 * START_CEILING, 5 * step)
+    assert (profile is None) == (step > 0.1)
+    assert store.path(KEY).exists() == (profile is not None)
 
 
 def test_without_drafter_or_room_there_is_no_profile(store: ProfileStore) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EPILOG = examples(
     "dspark profile",
-    "dspark profile --context 64 --context 1024 --plot cost.png --fresh",
+    "dspark profile --context 256 --context 1024 --plot cost.png --fresh",
     "dspark profile --drafter none --threads 1 --json",
 )
 SEED = 0
@@ -35,7 +35,7 @@ def profile(
             "--context",
             "-c",
             metavar="N",
-            help="Committed positions before the round; may be given again. Default: 64, 256 and 1024.",
+            help="Committed positions before the round; may be given again. Default: 16, 256 and 1024.",
             show_default=False,
         ),
     ] = None,
@@ -45,7 +45,7 @@ def profile(
     ] = None,
     seconds: Annotated[
         float,
-        typer.Option("--seconds", metavar="S", min=0.0, help="Time for repeats; each size is timed twice at least."),
+        typer.Option("--seconds", metavar="S", min=0.0, help="Time for repeats; each size is timed four times at least."),
     ] = 60.0,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again, even where an earlier profile fits.", show_default=False)

@@ -21,7 +21,7 @@ from dspark.engine.timing_turns import Timing, Timings, take_turns
 from dspark.scheduling.cost_table import CostTable
 from dspark.types import Cache, Drafter, SamplingParams, Target, TargetInfo, TargetOutput
 
-OVERHEAD_ROUNDS = 8
+OVERHEAD_ROUNDS = 2
 PREFILL_CHUNK = 512
 
 

@@ -9,8 +9,8 @@ from dspark.engine.stopwatch import Clock
 
 Key = TypeVar("Key")
 
-LEAST_TURNS = 2
-"""Turns that are taken whatever they cost: one look at a point says nothing about its noise."""
+LEAST_TURNS = 4
+"""Turns that are taken whatever they cost: fewer looks at a point say little about its noise."""
 
 ENOUGH_TURNS = 30
 SETTLED = 0.005
