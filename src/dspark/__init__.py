@@ -8,7 +8,9 @@ from dspark.version import __version__ as __version__
 if TYPE_CHECKING:
     from dspark.calibration.report import calibrate as calibrate
     from dspark.drafters.registry import load_drafter as load_drafter
+    from dspark.engine.options import DecodeOptions as DecodeOptions
     from dspark.engine.reference import ReferenceLoop as ReferenceLoop
+    from dspark.engine.start_profile import measure_draft_limit as measure_draft_limit
     from dspark.evaluation.evaluate import evaluate as evaluate
     from dspark.scheduling import CostTable as CostTable
     from dspark.scheduling import PrefixScheduler as PrefixScheduler
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CostTable": "dspark.scheduling",
+    "DecodeOptions": "dspark.engine.options",
     "PrefixScheduler": "dspark.scheduling",
     "ReferenceLoop": "dspark.engine.reference",
     "SamplingParams": "dspark.types",
@@ -27,11 +30,13 @@ _HOMES = {
     "load_drafter": "dspark.drafters.registry",
     "load_target": "dspark.targets.registry",
     "load_tokenizer": "dspark.targets.registry",
+    "measure_draft_limit": "dspark.engine.start_profile",
     "train": "dspark.training.run",
 }
 
 __all__ = [
     "CostTable",
+    "DecodeOptions",
     "PrefixScheduler",
     "ReferenceLoop",
     "SamplingParams",
@@ -40,6 +45,7 @@ __all__ = [
     "load_drafter",
     "load_target",
     "load_tokenizer",
+    "measure_draft_limit",
     "train",
 ]
 

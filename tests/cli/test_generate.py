@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dspark.engine.draft_limit import DraftLimit
+from dspark.engine.draft_limit import NO_PROFILE, NOISY_PROFILE, DraftLimit
 from tests.cli.conftest import write_target
 
 QUESTION = "Say something."
@@ -65,8 +65,34 @@ def test_without_a_seed_every_sampled_answer_is_new_and_names_its_seed(run, worl
 
 def test_a_seeded_answer_does_not_depend_on_how_fast_the_machine_is(run, world, monkeypatch):
     arguments = ("generate", QUESTION, "-t", world / "target", "-d", world / "drafter", "-T", 1, "--seed", 5, "--json")
-    monkeypatch.setattr("dspark.engine.draft_limit.draft_limit", lambda *args: DraftLimit(1))
+    monkeypatch.setattr("dspark.engine.start_profile.start_limit", lambda *args: DraftLimit(1))
     assert run(*arguments).json["token_ids"] == run(*arguments, "--max-draft-tokens", 3).json["token_ids"]
+
+
+def test_whoever_gives_a_seed_hears_what_it_costs(run, world, monkeypatch):
+    monkeypatch.setattr("dspark.engine.start_profile.start_limit", lambda *args: DraftLimit(1))
+    arguments = ("generate", QUESTION, "-t", world / "target", "-d", world / "drafter", "-n", 2)
+    sampled = (*arguments, "-T", 1, "--seed", 5)
+    assert "rounds draft all 3 tokens" in run(*sampled).err
+    for quiet in ((*sampled, "--max-draft-tokens", 3), (*arguments, "--seed", 5), (*arguments, "-T", 1)):
+        assert "a seed" not in run(*quiet).err
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (DraftLimit(0), "drafting does not pay on this machine; decoding plainly"),
+        (DraftLimit(0, NOISY_PROFILE), f"{NOISY_PROFILE}; decoding plainly"),
+        (DraftLimit(3, NO_PROFILE), NO_PROFILE),
+    ],
+)
+def test_why_rounds_are_as_they_are_is_said(run, world, monkeypatch, limit, said):
+    monkeypatch.setattr("dspark.engine.start_profile.start_limit", lambda *args: limit)
+    arguments = ("generate", QUESTION, "-t", world / "target", "-d", world / "drafter", "-n", 2)
+    err = run(*arguments).err
+    assert said in err
+    assert ("does not pay" in err) == (limit.warning is None)
+    assert "decoding plainly" not in run(*arguments, "--max-draft-tokens", 0).err
 
 
 @pytest.mark.parametrize("option", [["--block-verification"], ["--max-draft-tokens", "1"], ["--max-draft-tokens", "0"]])

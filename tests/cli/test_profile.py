@@ -80,7 +80,7 @@ def test_a_long_context_alone_brings_the_short_one_that_decoding_reads(run, worl
 
 def test_tables_name_tokens_contexts_and_drafts(run, world):
     out = run(*call(world, "-c", 8, "-c", 16)).out
-    for word in ("Verification", "after 16", "Whole rounds", "Drafts that pay", "differences below"):
+    for word in ("Verification", "after 16", "Whole greedy rounds", "Drafts that pay", "differences below"):
         assert word in out
 
 
@@ -88,7 +88,7 @@ def test_a_target_alone_can_be_profiled(run, world):
     report = run("profile", "-t", world / "target", "-d", "none", "--seconds", 0, "-c", 8, "--json").json
     assert report["draft_seconds"] == {"1": 0.0}
     assert report["draft_limit"] == {}
-    assert "Whole rounds" not in run("profile", "-t", world / "target", "-d", "none", "--seconds", 0, "-c", 8).out
+    assert "greedy rounds" not in run("profile", "-t", world / "target", "-d", "none", "--seconds", 0, "-c", 8).out
 
 
 def test_bad_input_is_refused(run, world, tmp_path, monkeypatch):

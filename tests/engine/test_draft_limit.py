@@ -18,10 +18,13 @@ from dspark.engine.draft_limit import (
     best_limit,
     draft_limit,
     expected_tokens,
+    round_seconds,
 )
 from dspark.engine.profile_plan import start_plan
 from dspark.engine.profiling import profile_rounds
 from dspark.engine.round_profile import RoundProfile
+from dspark.engine.row_seconds import row_seconds
+from dspark.engine.start_profile import measure_draft_limit
 from dspark.types import Acceptance, SamplingParams
 from tests.engine.timed import FakeClock, TimedDrafter, TimedTarget, V
 
@@ -117,4 +120,32 @@ def test_within_the_noise_fewer_drafts_are_taken() -> None:
     profile = profiled([1.0, 1.2, 1.5, 2.0, 3.0])
     assert draft_limit(profile, INFO, GREEDY).drafts == 2
     assert draft_limit(with_noise(profile, 0.1), INFO, GREEDY).drafts == 1
-    assert draft_limit(with_noise(profile, 0.7), INFO, GREEDY).drafts == 0
+    assert draft_limit(with_noise(profile, 0.7), INFO, GREEDY) == DraftLimit(0, NOISY_PROFILE)
+
+
+def test_where_drafting_does_not_pay_anyway_noise_is_no_reason() -> None:
+    dear = profiled([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert draft_limit(with_noise(dear, 0.1), INFO, GREEDY) == DraftLimit(0)
+
+
+def test_laws_of_a_sampled_round_cost_time() -> None:
+    """E = 1, 1.8, 2.44, 2.95, 3.36 over 1 + (2k + 1) row: a draft has a law of its own and one that judges it."""
+    flat = profiled([1.0] * 5)
+    assert round_seconds(flat, INFO, 0.5) == pytest.approx([1.5, 2.5, 3.5, 4.5, 5.5])
+    limits = [draft_limit(profiled([1.0, 1.0, 1.0, 1.1, 1.1]), INFO, SAMPLED, row).drafts for row in (0.0, 0.5, 5.0)]
+    assert limits == [4, 1, 0]
+
+
+def test_a_row_is_timed_for_sampled_requests_only() -> None:
+    ticks = iter(range(100))
+    assert row_seconds(V, SAMPLED, lambda: float(next(ticks))) == 1.0
+    assert row_seconds(V, GREEDY, lambda: float(next(ticks))) == 0.0
+
+
+def test_a_loop_of_ones_own_asks_in_one_call() -> None:
+    clock = FakeClock()
+    target = TimedTarget(clock, [1 / 64, 1 / 64, 1 / 64, 1 / 8, 1 / 8])
+    drafter = TimedDrafter(clock, GAMMA, acceptance=INFO.acceptance)
+    assert measure_draft_limit(target, drafter, GREEDY, clock) == DraftLimit(2)
+    slow = TimedTarget(clock, [9.0])
+    assert measure_draft_limit(slow, drafter, GREEDY, clock) == DraftLimit(GAMMA, NO_PROFILE)

@@ -11,6 +11,7 @@ from dspark.cli.options import (
     DrafterOption,
     DtypeOption,
     JsonOption,
+    MaxDraftTokensOption,
     MaxTokensOption,
     MinPOption,
     SeedOption,
@@ -46,11 +47,12 @@ def chat(
     top_p: TopPOption = 1.0,
     min_p: MinPOption = 0.0,
     seed: SeedOption = None,
+    max_draft_tokens: MaxDraftTokensOption = None,
     dtype: DtypeOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Talk with a target, several turns, answers streaming. Works on a pipe as well."""
-    from dspark.core.params import check_sampling, is_greedy
+    from dspark.core.params import check_sampling
     from dspark.types import SamplingParams
 
     params = SamplingParams(
@@ -58,8 +60,8 @@ def chat(
     )
     check_sampling(params)
     checked_text(system or "", "system message")
-    measure_for = params if is_greedy(params) or seed is None else None
-    session = open_session(target, drafter, dtype, decode_options(), quiet=json, measure_for=measure_for)
+    options, seeded = decode_options(max_draft_tokens), seed is not None
+    session = open_session(target, drafter, dtype, options, quiet=json, measure_for=params, seeded=seeded)
     conversation = Conversation(session, params, system, quiet=json)
     if sys.stdin.isatty() and not json:
         console.note(BANNER)

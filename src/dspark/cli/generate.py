@@ -79,7 +79,7 @@ def generate(
         raise ConfigError("--system needs the chat template, which --raw leaves out. Drop one of the two.")
     for given in (system or "", *(stop or ())):
         checked_text(given, "system message or stop string")
-    from dspark.core.params import check_sampling, is_greedy
+    from dspark.core.params import check_sampling
     from dspark.data.chat import user_turn
     from dspark.types import SamplingParams
 
@@ -98,9 +98,8 @@ def generate(
     )
     check_sampling(params)
     options = decode_options(max_draft_tokens, block_verification)
-    # How much is drafted changes no law, but it does change draws.
-    measure_for = params if is_greedy(params) or seed is None else None
-    session = open_session(target, drafter, dtype, options, quiet=json, measure_for=measure_for)
+    seeded = seed is not None
+    session = open_session(target, drafter, dtype, options, quiet=json, measure_for=params, seeded=seeded)
     codec = session.codec
     answer = session.start(codec.encode(text) if raw else codec.encode_chat(user_turn(text, system)), params)
     note_missing_drafter(session, drafter, quiet=json)

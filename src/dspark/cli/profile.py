@@ -45,7 +45,7 @@ def profile(
     ] = None,
     seconds: Annotated[
         float,
-        typer.Option("--seconds", metavar="S", min=0.0, help="Time for repeats; each size is timed four times at least."),
+        typer.Option("--seconds", metavar="S", min=0.0, help="Time for repeats; each size is timed at least 4 times."),
     ] = 60.0,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure again, even where an earlier profile fits.", show_default=False)
@@ -120,14 +120,16 @@ def _profile(models: "Models", key: "ProfileKey", plan: "ProfilePlan", fresh: bo
 def _limits(models: "Models", found: "RoundProfile") -> dict[str, int]:
     """Drafts that pay at temperature 0 and 1."""
     from dspark.engine.draft_limit import draft_limit
+    from dspark.engine.row_seconds import row_seconds
     from dspark.types import SamplingParams
 
     if models.drafter is None:
         return {}
     info = models.drafter.info
+    requests = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=1.0)}
     return {
-        name: draft_limit(found, info, SamplingParams(temperature=temperature)).drafts
-        for name, temperature in (("greedy", 0.0), ("sampled", 1.0))
+        name: draft_limit(found, info, params, row_seconds(info.vocab_size, params)).drafts
+        for name, params in requests.items()
     }
 
 
@@ -145,18 +147,20 @@ def _rounds(models: "Models", found: "RoundProfile", limits: dict[str, int]) -> 
     """Whole rounds of one request by number of drafts, and how many pay."""
     if models.drafter is None:
         return []
-    from dspark.engine.draft_limit import expected_tokens
+    from dspark.engine.draft_limit import expected_tokens, round_seconds
+    from dspark.engine.profile_plan import SHORT_CONTEXT
+    from dspark.engine.row_seconds import row_seconds
     from dspark.types import SamplingParams
 
-    info, context = models.drafter.info, found.table.contexts[0]
-    seconds = found.round_seconds(info.gamma, context)
-    tokens = [expected_tokens(info, SamplingParams(temperature=temperature)) for temperature in (0.0, 1.0)]
-    title = f"Whole rounds after {context} positions, {_ms(found.table.overhead_seconds)} of each outside the models"
+    info, requests = models.drafter.info, [SamplingParams(temperature=temperature) for temperature in (0.0, 1.0)]
+    tokens = [expected_tokens(info, params) for params in requests]
+    times = [round_seconds(found, info, row_seconds(info.vocab_size, params)) for params in requests]
+    rest = _ms(found.table.overhead_seconds)
+    title = f"Whole greedy rounds after {SHORT_CONTEXT} positions, {rest} of each outside the models"
     table = console.table(title, "drafts", "draft", "round", "of plain", "speed at T = 0", "at T = 1")
-    for k, round_seconds in enumerate(seconds):
-        relative = round_seconds / seconds[0]
-        speeds = (f"{expected[k] / relative:.2f}x" for expected in tokens)
-        table.add_row(str(k), _ms(found.block(k)), _ms(round_seconds), f"{relative:.2f}", *speeds)
+    for k, greedy in enumerate(times[0]):
+        speeds = (f"{expected[k] * time[0] / time[k]:.2f}x" for expected, time in zip(tokens, times, strict=True))
+        table.add_row(str(k), _ms(found.block(k)), _ms(greedy), f"{greedy / times[0][0]:.2f}", *speeds)
     best = ", ".join(f"{drafts} ({name})" for name, drafts in limits.items())
     return [table, f"Drafts that pay, by the acceptance measured in training: {best}"]
 

@@ -10,10 +10,16 @@ from dspark.errors import CompatibilityError
 if TYPE_CHECKING:
     from dspark.cli.options import Dtype
     from dspark.data.text import TextCodec
+    from dspark.engine.draft_limit import DraftLimit
     from dspark.engine.options import DecodeOptions
     from dspark.engine.reference import Generation, ReferenceLoop
     from dspark.targets.native import NativeTarget
     from dspark.types import SamplingParams
+
+SEEDED = (
+    "a seed fixes the text, so rounds draft all {gamma} tokens whatever this machine's speed, which may be slower than "
+    "plain decoding; --max-draft-tokens N drafts fewer (0: none)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +57,37 @@ def open_session(
     options: "DecodeOptions",
     quiet: bool,
     measure_for: "SamplingParams | None" = None,
+    seeded: bool = False,
 ) -> Session:
     """Load target and drafter, with a spinner on the terminal.
 
     With `measure_for`, and no cap in `options`, a round holds as many drafts as pay on this machine for such requests,
-    by its cost profile.
+    by its cost profile; but all where a seed was given (`seeded`) and decides what is drawn.
     """
     with console.status(f"Loading {target_name} ...", quiet=quiet):
-        from dspark.engine.draft_limit import draft_limit
+        from dspark.core.params import is_greedy
         from dspark.engine.models import open_models
         from dspark.engine.reference import ReferenceLoop
-        from dspark.engine.start_profile import start_profile
+        from dspark.engine.start_profile import start_limit
 
         models = open_models(target_name, drafter_name, "bf16" if dtype == "auto" else dtype)
-        target, drafter, warning = models.target, models.drafter, None
+        drafter, remark = models.drafter, None
         if measure_for is not None and drafter is not None and options.max_draft_tokens is None:
-            limit = draft_limit(start_profile(models), drafter.info, measure_for)
-            options, warning = replace(options, max_draft_tokens=limit.drafts), limit.warning
-    if warning is not None:
-        console.note(warning, quiet)
-    if drafter is not None and options.max_draft_tokens == 0:
-        console.note("drafting does not pay on this machine; decoding plainly (--max-draft-tokens forces it)", quiet)
-    return Session(models.codec, ReferenceLoop(target, drafter, options), models.drafter_directory)
+            if seeded and not is_greedy(measure_for):  # the number of drafts changes no law, but it does change draws
+                remark = SEEDED.format(gamma=drafter.info.gamma)
+            else:
+                limit = start_limit(models, measure_for)
+                options, remark = replace(options, max_draft_tokens=limit.drafts), _remark(limit)
+    if remark is not None:
+        console.note(remark, quiet)
+    return Session(models.codec, ReferenceLoop(models.target, drafter, options), models.drafter_directory)
+
+
+def _remark(limit: "DraftLimit") -> str | None:
+    if limit.drafts > 0:
+        return limit.warning
+    reason = limit.warning or "drafting does not pay on this machine"
+    return f"{reason}; decoding plainly (--max-draft-tokens forces drafts)"
 
 
 def open_native_target(name: str) -> "NativeTarget":

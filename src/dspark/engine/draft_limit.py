@@ -20,35 +20,47 @@ DEFAULT_ACCEPTANCE = 0.6
 NEAR = 0.02
 """Rates that differ by less than this are equal however quiet the profile: no clock tells them apart."""
 
-NO_PROFILE = "the cost of rounds could not be profiled here, so they are not trimmed (--max-draft-tokens limits them)"
+NO_PROFILE = (
+    "what rounds cost here is not known, so they are not trimmed and may be slower than plain decoding; "
+    "run `dspark profile` once, or limit them with --max-draft-tokens"
+)
 NOISY_PROFILE = (
-    "the cost profile of this machine is too noisy to trim rounds by; run `dspark profile --fresh` when it is idle"
+    "the cost profile of this machine is too noisy to tell how many drafts pay; "
+    "run `dspark profile --fresh` when it is idle"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLimit:
-    """At most `drafts` a round, 0 for plain decoding; `warning` says why rounds are not trimmed where they might be."""
+    """At most `drafts` a round, 0 for plain decoding; `warning` says so where this is for want of a good profile."""
 
     drafts: int
     warning: str | None = None
 
 
-def draft_limit(profile: RoundProfile | None, info: DrafterInfo, params: SamplingParams) -> DraftLimit:
+def draft_limit(
+    profile: RoundProfile | None, info: DrafterInfo, params: SamplingParams, row_seconds: float = 0.0
+) -> DraftLimit:
     """The number of drafts 0 ... gamma with the highest expected throughput for requests like `params`.
 
     Without a profile all gamma are drafted. Where verification's cost is no clearer than its noise, rounds hold all
-    drafts or none: there is no ground for trimming.
+    drafts or none: there is no ground for trimming. `row_seconds` as in `round_seconds`.
     """
     if profile is None:
         return DraftLimit(info.gamma, NO_PROFILE)
-    seconds = [float(s) for s in profile.round_seconds(info.gamma, SHORT_CONTEXT)]
-    expected, noise = expected_tokens(info, params), max(profile.table.noise, NEAR)
-    if profile.resolved(info.gamma, SHORT_CONTEXT):
-        return DraftLimit(best_limit(seconds, expected, noise))
-    extremes = [0, info.gamma]
-    choice = best_limit([seconds[k] for k in extremes], [expected[k] for k in extremes], noise)
-    return DraftLimit(extremes[choice], NOISY_PROFILE)
+    seconds, expected = round_seconds(profile, info, row_seconds), expected_tokens(info, params)
+    resolved = profile.resolved(info.gamma, SHORT_CONTEXT)
+    choices = range(info.gamma + 1) if resolved else (0, info.gamma)
+    times, tokens = [seconds[k] for k in choices], [expected[k] for k in choices]
+    drafts = choices[best_limit(times, tokens, max(profile.table.noise, NEAR))]
+    plain_by_noise = drafts == 0 < best_limit(times, tokens)
+    return DraftLimit(drafts, NOISY_PROFILE if plain_by_noise or not resolved else None)
+
+
+def round_seconds(profile: RoundProfile, info: DrafterInfo, row_seconds: float = 0.0) -> list[float]:
+    """Whole rounds of k = 0 ... gamma drafts, `row_seconds` for each of the 2k + 1 laws of a sampled one included."""
+    rounds = profile.round_seconds(info.gamma, SHORT_CONTEXT)
+    return [float(seconds) + (2 * k + 1) * row_seconds for k, seconds in enumerate(rounds)]
 
 
 def expected_tokens(info: DrafterInfo, params: SamplingParams) -> list[float]:

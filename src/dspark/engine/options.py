@@ -14,6 +14,9 @@ class DecodeOptions:
     `max_draft_tokens` caps the drafts of a round below the drafter's gamma (None: no cap), `rule` judges them,
     `admits` decides slot by slot how many there are. With `greedy_drafts` the drafter takes its most likely token at
     any temperature, judged with a one-hot q. The prompt is read `prefill_chunk` tokens at a time.
+
+    Without a cap, rounds may be slower than plain decoding where checking drafts is dear: `dspark.measure_draft_limit`
+    says how many pay on this machine.
     """
 
     max_draft_tokens: int | None = None

@@ -1,14 +1,17 @@
-"""The cost profile that decoding starts with: that of an earlier run, or a brief one measured now."""
+"""The cost profile that decoding starts with, that of an earlier run or a brief one; what limit follows from it."""
 
 import time
 from random import Random
 
+from dspark.engine.draft_limit import DraftLimit, draft_limit
 from dspark.engine.models import Models
 from dspark.engine.profile_plan import start_plan
 from dspark.engine.profile_store import ProfileKey, ProfileStore
 from dspark.engine.profiling import profile_rounds, step_seconds
 from dspark.engine.round_profile import RoundProfile
+from dspark.engine.row_seconds import row_seconds
 from dspark.engine.stopwatch import Clock
+from dspark.types import Drafter, SamplingParams, Target
 
 WORTH_KEEPING = 0.05
 """A brief profile noisier than this is used, but measured again at the next start."""
@@ -26,15 +29,34 @@ def start_profile(
     if models.drafter is None:
         return None
     store, key = store or ProfileStore(), ProfileKey.of(models)
-    return store.load(key) or _measured(models, store, key, clock)
-
-
-def _measured(models: Models, store: ProfileStore, key: ProfileKey, clock: Clock) -> RoundProfile | None:
-    drafter, _ = models.speculative()
-    plan = start_plan(models.target.info, drafter.info.gamma, step_seconds(models.target, clock))
-    if plan is None:
-        return None
-    profile = profile_rounds(models.target, drafter, plan, Random(SEED), clock, subject=key.subject())
-    if profile.table.noise <= WORTH_KEEPING:
+    kept = store.load(key)
+    if kept is not None:
+        return kept
+    profile = _measured(models.target, models.drafter, key.subject(), clock)
+    if profile is not None and profile.table.noise <= WORTH_KEEPING:
         store.save(profile, key)
     return profile
+
+
+def start_limit(models: Models, params: SamplingParams) -> DraftLimit:
+    """How many drafts of a round pay for requests like `params`, by the start's profile; 0 without a drafter."""
+    if models.drafter is None:
+        return DraftLimit(0)
+    info = models.drafter.info
+    return draft_limit(start_profile(models), info, params, row_seconds(info.vocab_size, params))
+
+
+def measure_draft_limit(
+    target: Target, drafter: Drafter, params: SamplingParams, clock: Clock = time.perf_counter
+) -> DraftLimit:
+    """How many drafts of a round pay on this machine for requests like `params`: `DecodeOptions(limit.drafts)`.
+
+    Measured now, in two to four seconds, and not kept.
+    """
+    profile = _measured(target, drafter, "", clock)
+    return draft_limit(profile, drafter.info, params, row_seconds(drafter.info.vocab_size, params, clock))
+
+
+def _measured(target: Target, drafter: Drafter, subject: str, clock: Clock) -> RoundProfile | None:
+    plan = start_plan(target.info, drafter.info.gamma, step_seconds(target, clock))
+    return None if plan is None else profile_rounds(target, drafter, plan, Random(SEED), clock, subject=subject)
