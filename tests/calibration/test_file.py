@@ -13,7 +13,7 @@ from dspark.calibration.simulator import Oracle, SimulatedDrafter
 from dspark.calibration.temperature import SequentialTemperature
 from dspark.errors import CompatibilityError, ConfigError, FormatError
 
-PAIR = Pair("d" * 64, "t" * 64, 3)
+PAIR = Pair("d" * 64, "t" * 64, "c" * 16, 3)
 SAMPLING = Sampling(DraftMode.SAMPLED, 1.0)
 GREEDY = Sampling(DraftMode.GREEDY, 0.0)
 MODEL = SequentialTemperature((1.5, 1.2, 0.9))
@@ -51,11 +51,19 @@ def test_a_new_drafter_leaves_nothing_of_the_old_one(path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("drafter_hash", "e" * 64), ("target_hash", "u" * 64), ("gamma", 7)], ids=str
+    ("field", "value"),
+    [("drafter_hash", "e" * 64), ("target_hash", "u" * 64), ("template_hash", "v" * 16), ("gamma", 7)],
+    ids=str,
 )
 def test_another_pair_is_refused_by_field(path, field, value):
     with pytest.raises(CompatibilityError, match=field):
         load_calibration(path, replace(PAIR, **{field: value}), SAMPLING)
+
+
+@pytest.mark.parametrize("field", ["drafter_hash", "target_hash", "template_hash"])
+def test_what_has_no_identity_is_refused(field):
+    with pytest.raises(ConfigError, match=field):
+        replace(PAIR, **{field: ""})
 
 
 @pytest.mark.parametrize(
@@ -75,6 +83,8 @@ def test_a_missing_file_is_refused(tmp_path):
     "change",
     [
         lambda data: data.pop("gamma"),
+        lambda data: data.pop("template_hash"),
+        lambda data: data.update(target_hash=""),
         lambda data: data.update(version=2),
         lambda data: data.update(entries=[{}]),
         lambda data: data.update(entries="none"),

@@ -45,7 +45,7 @@ def test_json_has_the_agreed_shape_and_the_file_belongs_to_the_pair(run, world, 
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
     saved = json.loads((drafter / FILE_NAME).read_text())
-    pair = Pair(saved["drafter_hash"], saved["target_hash"], 3)
+    pair = Pair(saved["drafter_hash"], saved["target_hash"], saved["template_hash"], 3)
     found = load_calibration(drafter / FILE_NAME, pair, Sampling(DraftMode.SAMPLED, 1.0))
     assert len(found.report["ece_after"]) == 3
     with pytest.raises(CompatibilityError, match="draft_mode"):

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from dspark.calibration.methods import model_from_json, model_to_json
 from dspark.calibration.records import DraftMode
 from dspark.calibration.signals import SurvivalModel
-from dspark.errors import CompatibilityError, FormatError
+from dspark.errors import CompatibilityError, ConfigError, FormatError
 
 FILE_NAME = "calibration.json"
 VERSION = 1
@@ -17,11 +17,24 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The drafter and target that survivals were measured with; other weights or another gamma mean other chances."""
+    """The drafter and target that survivals were measured with, and the chat template of the prompts.
+
+    Other weights, another template or another gamma mean other chances. Raises ConfigError for an empty hash: what
+    has no identity would match everything else that has none.
+    """
 
     drafter_hash: str
     target_hash: str
+    template_hash: str
     gamma: int
+
+    def __post_init__(self) -> None:
+        for name in ("drafter_hash", "target_hash", "template_hash"):
+            if not getattr(self, name):
+                raise ConfigError(
+                    f"{name} is empty, and a calibration must belong to something; use a drafter and target loaded "
+                    "from files, with a chat template"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ class Calibration:
 def save_calibration(path: Path, calibration: Calibration) -> None:
     """Write `calibration` into `path`, beside those of other samplings of the same pair.
 
-    What an earlier drafter, target or gamma left in the file is replaced, and so is a file that cannot be read.
+    What an earlier drafter, target, template or gamma left in the file is replaced, and so is a file that cannot be read.
     """
     entries = [entry for entry in _kept_entries(path, calibration.pair) if _sampling(entry) != calibration.sampling]
     entries.append(_entry(calibration))
@@ -128,7 +141,7 @@ def _read(path: Path) -> dict[str, Any]:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if data["version"] != VERSION:
             raise FormatError(f"{path} has version {data['version']}, expected {VERSION}; calibrate again")
-        _ = Pair(data["drafter_hash"], data["target_hash"], data["gamma"]), [_sampling(e) for e in data["entries"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _ = Pair(*(data[field.name] for field in fields(Pair))), [_sampling(entry) for entry in data["entries"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise FormatError(f"{path} is not a calibration ({error!r}); run `dspark calibrate` again") from error
     return data

@@ -158,7 +158,8 @@ def _record(
 def _pair(session: Session, gamma: int) -> "Pair":
     from dspark.calibration.file import Pair
 
-    return Pair(session.drafter_hash() or "", session.loop.target.info.weights_hash, gamma)
+    info = session.loop.target.info
+    return Pair(session.drafter_hash() or "", info.weights_hash, info.template_hash, gamma)
 
 
 def _sampling(decoder: "RecordingDecoder") -> "Sampling":
@@ -174,8 +175,7 @@ def _settings(
     decoder: "RecordingDecoder", pair: "Pair", sampling: "Sampling", dtype: Dtype, seed: int
 ) -> dict[str, Any]:
     """What decides the recorded rounds: written into every shard."""
-    template, max_tokens = decoder.loop.target.info.template_hash, decoder.params.max_tokens
-    run = {"template_hash": template, "max_tokens": max_tokens, "dtype": dtype, "seed": seed}
+    run = {"max_tokens": decoder.params.max_tokens, "dtype": dtype, "seed": seed}
     return {**asdict(pair), **asdict(sampling), **run}
 
 
