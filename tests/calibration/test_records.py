@@ -16,13 +16,6 @@ def test_labels_are_surviving_prefixes_and_an_end_token_cuts_them():
     assert rounds.valid.tolist() == [[True] * 3, [True] * 3, [True, True, False]]
 
 
-def test_known_chances_take_the_place_of_coins():
-    chances = np.array([[0.9, 0.5, 0.1]])
-    assert (records([1], survival=chances).labels == chances).all()
-    joined = concatenate([records([1], survival=chances), records([2])])
-    assert joined.labels.tolist() == [[0.9, 0.5, 0.1], [1, 1, 0]]
-
-
 def test_absent_signals_are_none():
     signals = records([0], confidence=np.full((1, 3), np.nan)).signals
     assert signals.confidence is None
@@ -39,7 +32,6 @@ def test_absent_signals_are_none():
         ("peak", np.array([[0.0, np.inf, 0.0], [0.0, 0.0, 0.0]])),
         ("accepted", np.array([4, 0])),
         ("judged", np.array([0, 3])),
-        ("survival", np.full((2, 3), 1.5)),
     ],
 )
 def test_inconsistent_fields_are_named(name, value):
@@ -67,6 +59,22 @@ def test_the_split_shares_no_prompt_and_reaches_every_domain():
     assert set(fit.domain) == set(report.domain) == {"math", "chat"}
     shuffled = rounds.take(rng.permutation(400))
     assert set(split_by_request(shuffled)[0].request) == set(fit.request)
+
+
+def test_a_prompt_of_two_domains_is_on_one_side_only():
+    """Catches a split within each domain, which may fit on a prompt and report on it."""
+    numbers = np.arange(10, dtype=np.uint64)
+    twice = records([1] * 20, request=np.concatenate((numbers, numbers)), domain=np.repeat(["chat", "math"], 10))
+    twice = twice.take(np.r_[0:10, 11:20])  # so that ranks within the two domains differ
+    fit, report = split_by_request(twice)
+    assert set(fit.request.tolist()).isdisjoint(report.request.tolist())
+    assert set(fit.domain) == set(report.domain) == {"chat", "math"}
+
+
+def test_domains_of_one_prompt_reach_the_report():
+    domains = np.array([f"domain {k}" for k in range(10)])
+    fit, report = split_by_request(records([1] * 10, domain=domains))
+    assert len(fit) == len(report) == 5
 
 
 @pytest.mark.parametrize(("count", "share"), [(1, 0.5), (4, 0.0), (4, 1.0)])

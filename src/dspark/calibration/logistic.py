@@ -73,11 +73,10 @@ def design_matrix(signals: Signals, features: Sequence[Feature]) -> Floats:
 
 
 def conditional_data(records: RoundRecords) -> tuple[Floats, Floats]:
-    """(weights, labels), each [N, G]: how much slot k was at stake; its acceptance given its prefix."""
-    survived = records.labels
-    weights = np.concatenate((np.ones((len(records), 1)), survived[:, :-1]), axis=1)
-    labels = np.divide(survived, weights, out=np.zeros_like(survived), where=weights > 0)
-    return weights * records.valid, np.minimum(labels, 1)
+    """(weights, labels), each [N, G]: 1 where slot k was at stake, its prefix having survived; whether it did."""
+    labels = records.labels
+    stake = np.concatenate((np.ones((len(records), 1)), labels[:, :-1]), axis=1)
+    return stake * records.valid, labels
 
 
 def fit_logistic(records: RoundRecords, features: Sequence[Feature] | None = None) -> LogisticSurvival:

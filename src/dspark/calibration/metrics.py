@@ -1,4 +1,4 @@
-"""How good predicted survivals are. Shapes: N rounds. A label is a coin (0 or 1) or the exact chance of one.
+"""How good predicted survivals are. Shapes: N rounds. A label is 0 or 1.
 
 ECE, reliability and Brier follow DeepSpec: 20 equal-width bins, count weighted, on the cumulative product against
 whether the prefix survived (paper Figure 6). AUROC is exact where DeepSpec uses a histogram.
@@ -34,7 +34,7 @@ class Reliability:
 
     @property
     def ece_floor(self) -> float:
-        """ECE to expect by chance alone from coins, if the predictions were exact: no model can be measured below it.
+        """ECE to expect by chance alone, if the predictions were exact: no model can be measured below it.
 
         Sum of the half-normal means sqrt(2 / pi) sqrt(variance) of the bins.
         """
@@ -62,15 +62,15 @@ def expected_calibration_error(predicted: Floats, labels: Floats, bins: int = BI
 
 
 def brier(predicted: Floats, labels: Floats) -> float:
-    """Mean squared distance to the coin; for a label that is a chance, its expectation."""
+    """Mean squared distance of N predictions to their labels; errors as in `reliability`."""
     _check(predicted, labels)
-    return float(((predicted - labels) ** 2 + labels * (1 - labels)).mean())
+    return float(((predicted - labels) ** 2).mean())
 
 
 def auroc(scores: Floats, labels: Floats) -> float:
     """Chance that a surviving prefix scores higher than another one, ties counting half; exact, in N log N.
 
-    A label that is a chance counts as that much of a survivor and the rest of another. NaN without one of the two.
+    NaN without one of the two.
     """
     _check(scores, labels, low=-np.inf, high=np.inf)
     _, group = np.unique(scores, return_inverse=True)
@@ -86,6 +86,7 @@ def _check(predicted: Floats, labels: Floats, low: float = 0.0, high: float = 1.
             f"predictions have shape {list(predicted.shape)}, labels {list(labels.shape)}; expected two equal "
             "lists with at least one entry"
         )
-    for name, values, least, most in (("predictions", predicted, low, high), ("labels", labels, 0.0, 1.0)):
-        if not ((values >= least) & (values <= most)).all():
-            raise ConfigError(f"{name} hold NaN or values outside [{least}, {most}]")
+    if not ((predicted >= low) & (predicted <= high)).all():
+        raise ConfigError(f"predictions hold NaN or values outside [{low}, {high}]")
+    if not ((labels == 0) | (labels == 1)).all():
+        raise ConfigError("labels hold values other than 0 and 1")

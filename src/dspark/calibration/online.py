@@ -39,12 +39,12 @@ class OnlineLogistic:
         """Learn from rounds, in their order."""
         design = design_matrix(records.signals, self._features)
         stake, labels = conditional_data(records)
-        for x, weight, label in zip(design, stake, labels, strict=True):
-            for k in np.flatnonzero(weight):
-                self._step(int(k), x[k], float(weight[k]), float(label[k]))
+        for x, at_stake, label in zip(design, stake, labels, strict=True):
+            for k in np.flatnonzero(at_stake):
+                self._step(int(k), x[k], float(label[k]))
 
-    def _step(self, k: int, x: Floats, weight: float, label: float) -> None:
+    def _step(self, k: int, x: Floats, label: float) -> None:
         p = float(sigmoid(x @ self._weights[k]))
         faded = self._keep * self._precision[k] + (1 - self._keep) * self._floor
-        self._precision[k] = faded + weight * p * (1 - p) * np.outer(x, x)
-        self._weights[k] += np.linalg.solve(self._precision[k], weight * (label - p) * x)
+        self._precision[k] = faded + p * (1 - p) * np.outer(x, x)
+        self._weights[k] += np.linalg.solve(self._precision[k], (label - p) * x)

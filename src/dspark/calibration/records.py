@@ -29,9 +29,8 @@ class RoundRecords:
 
     `confidence` [N, G] are the head's logits and `peak` [N, G] the log-odds of the largest draft probability, each
     NaN throughout where there was none. `history` [N] is the `RoundHistory` before the round. Of the first `judged`
-    [N] drafts, those before and including an accepted end token, `accepted` [N] survived. `survival` [N, G], if
-    given, holds the exact chances of the prefixes instead of the one coin that fell. `position` [N] is the output
-    position of the round's first token, `request` [N] a number that tells prompts apart, `domain` [N] a name;
+    [N] drafts, those before and including an accepted end token, `accepted` [N] survived. `position` [N] is the
+    output position of the round's first token, `request` [N] a number that tells prompts apart, `domain` [N] a name;
     `draft_mode` [N] and `temperature` [N] say how drafts were drawn.
 
     Raises:
@@ -48,22 +47,19 @@ class RoundRecords:
     domain: Array
     draft_mode: Array
     temperature: Floats
-    survival: Floats | None = None
 
     def __post_init__(self) -> None:
         shape = self.confidence.shape
         if len(shape) != 2:
             raise FormatError(f"confidence has shape {list(shape)}, expected [rounds, gamma]")
         for name, value in self.arrays().items():
-            expected = shape if name in ("confidence", "peak", "survival") else shape[:1]
+            expected = shape if name in ("confidence", "peak") else shape[:1]
             if value.shape != expected:
                 raise FormatError(f"{name} has shape {list(value.shape)}, expected {list(expected)} as confidence says")
         if (self.accepted < 0).any() or (self.accepted > self.judged).any() or (self.judged > shape[1]).any():
             raise FormatError(f"accepted and judged drafts must satisfy 0 <= accepted <= judged <= {shape[1]}")
         for name in ("confidence", "peak"):
             self._check_logits(name)
-        if self.survival is not None and not ((self.survival >= 0) & (self.survival <= 1)).all():
-            raise FormatError("survival holds values outside [0, 1], or NaN")
 
     def __len__(self) -> int:
         return len(self.accepted)
@@ -81,9 +77,7 @@ class RoundRecords:
 
     @property
     def labels(self) -> Floats:
-        """[N, G] whether drafts 1 ... k all survived: 0 or 1, or the exact chance where it is known."""
-        if self.survival is not None:
-            return self.survival
+        """[N, G] whether drafts 1 ... k all survived: 0 or 1."""
         return (np.arange(self.gamma) < self.accepted[:, None]).astype(np.float64)
 
     @property
@@ -93,9 +87,8 @@ class RoundRecords:
         return valid
 
     def arrays(self) -> dict[str, Array]:
-        """Every field that is there, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        """Every field by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def take(self, rows: Array) -> "RoundRecords":
         """The records at `rows`: indices or a mask [N]."""
@@ -108,7 +101,7 @@ class RoundRecords:
 
 
 def concatenate(parts: Sequence[RoundRecords]) -> RoundRecords:
-    """All records of `parts`, in order; chances where any part has them, coins counting as 0 and 1.
+    """All records of `parts`, in order.
 
     Raises FormatError when there are none, or when gammas differ.
     """
@@ -117,27 +110,24 @@ def concatenate(parts: Sequence[RoundRecords]) -> RoundRecords:
     widths = sorted({part.gamma for part in parts})
     if len(widths) > 1:
         raise FormatError(f"records of gamma {widths[0]} and {widths[-1]} do not mix; calibrate each on its own")
-    names = [field.name for field in fields(RoundRecords) if field.name != "survival"]
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    soft = any(part.survival is not None for part in parts)
-    return RoundRecords(**joined, survival=np.concatenate([part.labels for part in parts]) if soft else None)
+    names = [field.name for field in fields(RoundRecords)]
+    return RoundRecords(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def split_by_request(records: RoundRecords, report_share: float = 0.5) -> tuple[RoundRecords, RoundRecords]:
-    """(records to fit on, records to report on): no prompt is on both sides, every domain is on both.
+    """(records to fit on, records to report on): no prompt is on both sides, even if it belongs to two domains.
 
-    The requests of a domain are ranked by their number, which is a digest, and dealt out evenly. Raises FormatError
-    when a side stays empty.
+    Requests are dealt out one by one, ordered by domain and then by their number, which is a digest. So a domain of
+    n prompts of its own has n `report_share` of them on the report side, give or take one: a small one may be on one
+    side only. Raises FormatError when a side stays empty.
     """
-    reported = np.zeros(len(records), dtype=bool)
-    for domain in np.unique(records.domain):
-        mine = records.domain == domain
-        requests, rank = np.unique(records.request[mine], return_inverse=True)
-        steps = np.floor((np.arange(len(requests)) + 1) * report_share)
-        reported[mine] = np.diff(steps, prepend=0).astype(bool)[rank]
+    ordered = records.request[np.lexsort((records.request, records.domain))]
+    requests, first = np.unique(ordered, return_index=True)
+    steps = np.floor((np.arange(len(requests)) + 1) * report_share)
+    dealt = requests[np.argsort(first)][np.diff(steps, prepend=0) > 0]
+    reported = np.isin(records.request, dealt)
     if reported.all() or not reported.any():
         raise FormatError(
-            f"{len(np.unique(records.request))} prompts cannot be split with report share {report_share}; "
-            "record at least two prompts of a domain"
+            f"the number of prompts is {len(requests)}, too few to split with report share {report_share}; record more"
         )
     return records.take(~reported), records.take(reported)

@@ -12,7 +12,7 @@ from safetensors.numpy import save
 from dspark.calibration.records import RoundRecords, concatenate
 from dspark.errors import CompatibilityError, FormatError
 
-VERSION = 1
+VERSION = 2
 _STORED = {
     "confidence": np.float32,
     "peak": np.float32,
@@ -24,7 +24,6 @@ _STORED = {
     "domain": np.uint16,
     "draft_mode": np.uint8,
     "temperature": np.float32,
-    "survival": np.float32,
 }
 """Type of each field on disk; a domain is stored as its place in the list of names of its shard."""
 
