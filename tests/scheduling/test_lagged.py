@@ -28,10 +28,19 @@ def play(scheduler: LaggedScheduler, *rounds: np.ndarray, batch: Batch = BATCH) 
     return plans
 
 
-def test_newcomers_count_as_confident() -> None:
-    (plan,) = play(LaggedScheduler(STEEP), LOST)
-    assert plan.drafts
-    assert plan.full
+def test_requests_count_as_confident_while_nothing_is_known() -> None:
+    for plan in play(LaggedScheduler(STEEP), LOST, LOST):
+        assert plan.drafts
+        assert plan.full
+
+
+def test_newcomers_are_taken_for_the_mean_of_earlier_rounds() -> None:
+    history = SurvivalHistory(lag=2)
+    history.record(0, np.array([7, 3]), np.array([[0.9, 0.3], [0.6, 0.2]]))
+    assert history.recall(1, np.array([3, 9]), gamma=2).tolist() == [[1, 1], [1, 1]]
+    assert history.recall(2, np.array([3, 9]), gamma=2) == pytest.approx(np.array([[0.3, 0.6], [0.2, 0.4]]))
+    history.record(2, np.array([3, 9]), np.array([[0.3, 0.9], [0.2, 0.8]]))
+    assert history.recall(4, np.array([5, 9]), gamma=2) == pytest.approx(np.array([[0.6, 0.9], [0.405, 0.8]]))
 
 
 def test_budget_follows_the_confidences_of_two_rounds_ago() -> None:
@@ -74,17 +83,19 @@ def test_ties_go_by_position_then_slot() -> None:
 
 def test_a_new_owner_of_a_slot_does_not_inherit_its_history() -> None:
     scheduler = LaggedScheduler(STEEP)
-    play(scheduler, LOST, LOST, LOST)
-    assert scheduler.plan(Batch(np.array([50, 51]), GAMMA)).full
+    play(scheduler, *[np.array([[0.1] * GAMMA, [1.0] * GAMMA])] * 3)
+    assert not scheduler.plan(Batch(KEYS[:1], GAMMA)).drafts
+    assert scheduler.plan(Batch(np.array([50]), GAMMA)).drafts
 
 
 def test_requests_are_followed_when_they_change_slots() -> None:
     history = SurvivalHistory(lag=1)
     history.record(0, np.array([7, 3, 5]), np.array([[0.7, 0.3, 0.5], [0.6, 0.2, 0.4]]))
     history.record(1, np.array([5]), np.array([[0.55], [0.45]]))
-    survival = history.recall(2, np.array([3, 9, 5, 7]), gamma=2)
-    assert survival == pytest.approx(np.array([[0.3, 1, 0.55, 0.7], [0.2, 1, 0.45, 0.6]]))
-    assert history.recall(3, np.array([7, 3]), gamma=3) == pytest.approx(np.array([[0.7, 0.3], [0.6, 0.2], [0.6, 0.2]]))
+    survival = history.recall(2, np.array([3, 5, 7]), gamma=2)
+    assert survival == pytest.approx(np.array([[0.3, 0.55, 0.7], [0.2, 0.45, 0.6]]))
+    assert history.recall(3, np.array([7, 3]), gamma=2) == pytest.approx(np.array([[0.7, 0.3], [0.6, 0.2]]))
+    assert history.recall(4, np.array([7, 3]), gamma=3).tolist() == np.ones((3, 2)).tolist()
 
 
 def test_parked_rounds_keep_what_is_known_until_a_probe() -> None:
@@ -122,7 +133,8 @@ def test_trimming_must_promise_the_least_gain() -> None:
 
 def test_requests_that_do_not_draft_are_not_taken_for_known() -> None:
     scheduler = LaggedScheduler(STEEP)
-    play(scheduler, LOST, LOST, LOST, batch=Batch(KEYS, GAMMA, caps=np.array([0, 3])))
+    mixed = np.array([[0.1] * GAMMA, [1.0] * GAMMA])
+    play(scheduler, mixed, mixed, mixed, batch=Batch(KEYS, GAMMA, caps=np.array([0, 3])))
     assert scheduler.plan(Batch(KEYS[:1], GAMMA)).drafts
     assert not scheduler.plan(Batch(KEYS, GAMMA, caps=np.array([0, 0]))).drafts
 

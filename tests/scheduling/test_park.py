@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dspark.errors import ConfigError
-from dspark.scheduling import Batch, CostTable, FixedLength, Outcome, Parked, ProbeSchedule
+from dspark.scheduling import Batch, CostTable, FixedLength, LaggedScheduler, Outcome, Parked, Plan, ProbeSchedule
+from dspark.scheduling.draft_yield import DraftYield
 
 BATCH = Batch(np.arange(4), gamma=2)
 TABLE = CostTable((1, 4, 12), (0,), ((1.0, 1.0, 2.0),), (4,), (0.2,))
@@ -70,3 +71,30 @@ def test_refuses_a_rate_that_is_no_share(rate: float) -> None:
 def test_refuses_probes_that_never_come() -> None:
     with pytest.raises(ConfigError, match="first is 0"):
         ProbeSchedule(first=0)
+
+
+def test_what_a_probe_shows_counts_when_the_next_round_is_planned_before_it_is_reported() -> None:
+    scheduler = parked(rate=0.02)
+    play(scheduler, 3, accepted=1)
+    probe = scheduler.plan(BATCH)
+    assert probe.probe
+    assert not scheduler.plan(BATCH).drafts
+    lengths = scheduler.lengths(probe, None)
+    scheduler.observe(Outcome(probe, lengths, lengths))
+    assert all(play(scheduler, 3, accepted=2))
+
+
+def test_a_plan_is_judged_at_its_own_width() -> None:
+    """Of two drafts only the first survives: full width does not pay, half of it does."""
+    steep = CostTable((1, 4, 8, 12), (0,), ((1.0, 1.0, 1.2, 1.85),), (4,), (0.2,))
+    drafted = DraftYield(rate=0.05)
+    lengths, survivors = np.full(4, 2), np.full(4, 1)
+    drafted.observe(Outcome(Plan(BATCH, 0), lengths, survivors))
+    assert [drafted.surviving(width) for width in (0, 0.5, 1, 2)] == pytest.approx([0, 0.5, 1, 1])
+    scheduler = Parked(LaggedScheduler(steep, lag=1), steep)
+    plans = []
+    for _ in range(3):
+        plans.append(scheduler.plan(BATCH))
+        lengths = scheduler.lengths(plans[-1], np.tile([1.0, 0.1], (4, 1)))
+        scheduler.observe(Outcome(plans[-1], lengths, np.minimum(lengths, 1)))
+    assert [(plan.drafts, plan.budget) for plan in plans] == [(True, None), (True, 4), (True, 4)]

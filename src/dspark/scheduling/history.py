@@ -4,22 +4,29 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dspark.errors import ConfigError
 from dspark.scheduling.arrays import Floats, Ints
 
+MEAN_RATE = 0.05
+"""How far one round moves the mean that newcomers are taken for."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
-    """Survivals [gamma, B] of round `number`; the keys as bytes, which are quick to compare."""
+    """Survivals [gamma, B] of the requests `keys` in round `number`."""
 
     number: int
-    keys: bytes
+    keys: Ints
     survival: Floats
 
 
 class SurvivalHistory:
     """Survivals by request key, not by slot: a slot that changes hands tells nothing about its new owner.
+
+    Newcomers are taken for the mean of all earlier rounds, for confident while there is none (decision 0009). Another
+    gamma forgets everything.
 
     Raises:
         ConfigError: `lag` is below 1: this round's confidences depend on this round's drafts.
@@ -29,40 +36,50 @@ class SurvivalHistory:
         if lag < 1:
             raise ConfigError(f"lag is {lag}; a budget must not depend on this round's drafts: expected 1 or more")
         self._lag = lag
-        self._seen: deque[_Seen] = deque()
+        self._young: deque[_Seen] = deque()
+        self._old: list[_Seen] = []
+        self._mean: Floats = np.ones(0)
 
     def record(self, number: int, keys: Ints, survival: Floats) -> None:
         """Remember the survivals [gamma, B] of round `number`."""
-        self._seen.append(_Seen(number, _packed(keys), survival))
+        self._young.append(_Seen(number, keys, survival))
 
     def recall(self, number: int, keys: Ints, gamma: int) -> Floats:
-        """For each key, its survivals [gamma, B] of round `number` - lag or the last before; 1 where there are none.
+        """For each key, its survivals [gamma, B] of round `number` - lag or the last before; the mean for newcomers.
 
         Keys that are not asked for are forgotten, unless they are in younger rounds.
         """
-        due: list[_Seen] = []
-        while self._seen and self._seen[0].number <= number - self._lag:
-            due.append(self._seen.popleft())
-        survival = _overlaid(due, keys, gamma)
-        if due:
-            self._seen.appendleft(_Seen(due[-1].number, _packed(keys), survival))
+        while self._young and self._young[0].number <= number - self._lag:
+            self._learn(self._young.popleft())
+        self._old = [seen for seen in self._old if len(seen.survival) == gamma]
+        if not self._old:
+            return np.ones((gamma, len(keys)), dtype=np.float32)
+        newest = self._old[-1]
+        if np.array_equal(newest.keys, keys):
+            self._old = [newest]
+            return newest.survival
+        survival, known = _overlaid(self._old, keys, self._mean)
+        self._old = [_Seen(newest.number, keys[known], survival[:, known])]
         return survival
 
+    def _learn(self, seen: _Seen) -> None:
+        mean = seen.survival.mean(axis=1)
+        if len(self._mean) != len(mean):
+            self._mean = mean
+        self._mean += MEAN_RATE * (mean - self._mean)
+        self._old.append(seen)
 
-def _overlaid(layers: list[_Seen], keys: Ints, gamma: int) -> Floats:
-    """The last layer's survival of each key."""
-    if layers and len(layers[-1].survival) == gamma and layers[-1].keys == _packed(keys):
-        return layers[-1].survival
-    survival = np.ones((gamma, len(keys)), dtype=np.float32)
+
+def _overlaid(layers: list[_Seen], keys: Ints, mean: Floats) -> tuple[Floats, NDArray[np.bool_]]:
+    """The last layer's survival [gamma, B] of each key, `mean` [gamma] for those in none; and which are in one [B]."""
+    survival = np.repeat(mean[:, None], len(keys), axis=1)
+    known = np.zeros(len(keys), dtype=bool)
     for layer in layers:
-        owners = np.frombuffer(layer.keys, dtype=np.int64)
-        order = np.argsort(owners)
-        slots = order[np.minimum(np.searchsorted(owners, keys, sorter=order), len(order) - 1)]
-        known = owners[slots] == keys
-        positions = np.minimum(np.arange(gamma), len(layer.survival) - 1)
-        survival[:, known] = layer.survival[np.ix_(positions, slots[known])]
-    return survival
-
-
-def _packed(keys: Ints) -> bytes:
-    return keys.astype(np.int64, copy=False).tobytes()
+        if not len(layer.keys):
+            continue
+        order = np.argsort(layer.keys)
+        slots = order[np.minimum(np.searchsorted(layer.keys, keys, sorter=order), len(order) - 1)]
+        found = layer.keys[slots] == keys
+        survival[:, found] = layer.survival[:, slots[found]]
+        known |= found
+    return survival, known

@@ -17,10 +17,11 @@ from dspark.scheduling.survival import survivals
 class LaggedScheduler:
     """Searches all budgets, and not drafting at all, so that cliffs of a jagged cost curve do not trap it.
 
-    The budget depends on rounds `lag` ago or older, hence on no draft of this round; a request that has none of these
-    counts as confident. Trimming must promise `least_gain` (relative) over verifying everything, which needs no ragged
-    batch; where the cost curve is no clearer than its noise, nothing is trimmed. When not drafting is best, `probes`
-    says when to look again; a change of load is noticed at once.
+    The budget depends on rounds `lag` ago or older, hence on no draft of this round. A request without such rounds is
+    taken for the mean of the others, or for confident while nothing is known. Trimming must promise `least_gain`
+    (relative) over verifying everything, which needs no ragged batch; where the cost curve is no clearer than its
+    noise, nothing is trimmed. When not drafting is best, `probes` says when to look again; a change of load is noticed
+    at once.
     """
 
     def __init__(
@@ -43,10 +44,13 @@ class LaggedScheduler:
         seconds = batch.round_seconds(self._cost)
         ahead = prospects(batch, value, seconds)
         budget = self._budget(ahead) if seconds.resolved else None
-        drafts = self._pays(ahead, budget)
+        pays = self._pays(ahead, budget)
+        probe = not pays and self._probe.due()
+        if pays:
+            self._probe.reset()
         if budget is not None:
             budget = max(budget + batch.floor_tokens, 1)  # a probe that verifies nothing would teach nothing
-        return Plan(batch, number, drafts, full=budget is None, budget=budget, seconds=seconds)
+        return Plan(batch, number, pays or probe, full=budget is None, budget=budget, probe=probe, seconds=seconds)
 
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """The top-K of today's candidates, K the budget."""
@@ -67,8 +71,4 @@ class LaggedScheduler:
         return best if ahead.drafted[best] * (1 - self._least_gain) > ahead.everything else None
 
     def _pays(self, ahead: Prospects, budget: int | None) -> bool:
-        """Whether to draft: because it is expected to pay, or to see whether it would."""
-        if (ahead.everything if budget is None else ahead.drafted[budget]) > ahead.plain:
-            self._probe.reset()
-            return True
-        return self._probe.due()
+        return bool((ahead.everything if budget is None else ahead.drafted[budget]) > ahead.plain)

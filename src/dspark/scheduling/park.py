@@ -1,25 +1,26 @@
 """Not drafting while it does not pay, whatever the scheduler (design contract 3)."""
 
+from dataclasses import replace
+
 from dspark.errors import ConfigError
 from dspark.scheduling.arrays import Floats, Ints
 from dspark.scheduling.cost import CostModel
+from dspark.scheduling.draft_yield import DraftYield
 from dspark.scheduling.fixed import settled_lengths
 from dspark.scheduling.probe import Probe, ProbeSchedule
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.scheduler import Scheduler
 
 UNSEEN = -1
-"""Number of a plan that the inner scheduler was not asked for."""
-
-PROBE_WEIGHT = 0.5
-"""What a probe counts against all that was known before it."""
+"""Number of a plan that is not the inner scheduler's."""
 
 
 class Parked:
-    """Lets `inner` draft only while drafts pay: by tokens that past drafts really brought, and the cost of this batch.
+    """Lets `inner` draft only while what it plans pays: by what past drafts really brought, and the cost of this batch.
 
-    Running means over drafting requests (each moves them by `rate`) of verified and surviving drafts are all it knows,
-    so that no draft of this round can bias it. While parked, `probes` says when to draft nevertheless.
+    Running means of past rounds (each moves them by `rate`) are all it knows, so that no draft of this round can bias
+    it. A plan is judged at its own width, one that leaves the width open at the usual one. While parked, `probes` says
+    when to draft nevertheless; what the inner scheduler tries as its own probe is let through.
     """
 
     def __init__(
@@ -29,18 +30,18 @@ class Parked:
             raise ConfigError(f"rate is {rate}; expected a share above 0 and up to 1")
         self._inner = inner
         self._cost = cost
-        self._rate = rate
+        self._yield = DraftYield(rate)
         self._probe = Probe(probes or ProbeSchedule())
-        self._parked = False
-        self._means: tuple[float, float] | None = None
 
     def plan(self, batch: Batch) -> Plan:
         """The inner plan, or no drafts."""
-        self._parked = not self._pays(batch)
-        if not self._parked:
+        plan = self._inner.plan(batch)
+        if not plan.drafts or plan.probe:
+            return plan
+        if self._pays(plan):
             self._probe.reset()
-            return self._inner.plan(batch)
-        return self._inner.plan(batch) if self._probe.due() else Plan(batch, UNSEEN, drafts=False)
+            return plan
+        return replace(plan, probe=True) if self._probe.due() else Plan(batch, UNSEEN, drafts=False)
 
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """As the inner scheduler has it."""
@@ -48,20 +49,23 @@ class Parked:
 
     def observe(self, outcome: Outcome) -> None:
         """Update the means; tell the inner scheduler of its own rounds."""
-        drafting = outcome.plan.batch.drafting
         if outcome.plan.number != UNSEEN:
             self._inner.observe(outcome)
-        if not outcome.plan.drafts or not drafting:
-            return
-        seen = float(outcome.lengths.sum()) / drafting, float(outcome.accepted.sum()) / drafting
-        known = self._means or seen
-        share = max(1 - (1 - self._rate) ** drafting, PROBE_WEIGHT if self._parked else 0.0)
-        self._means = known[0] + share * (seen[0] - known[0]), known[1] + share * (seen[1] - known[1])
+        if outcome.plan.drafts:
+            self._yield.observe(outcome)
 
-    def _pays(self, batch: Batch) -> bool:
-        if self._means is None or not batch.drafting:
+    def _pays(self, plan: Plan) -> bool:
+        if not self._yield.known:
             return True
-        verified, accepted = (mean * batch.drafting for mean in self._means)
-        most = min(round(verified), batch.room)
-        seconds = self._cost.round_seconds(batch.requests, batch.drafting, most, batch.context)
-        return bool((batch.requests + accepted) / seconds.drafted[most] > batch.requests / seconds.plain)
+        batch = plan.batch
+        drafts = self._drafts(plan)
+        seconds = batch.round_seconds(self._cost) if plan.seconds is None else plan.seconds
+        tokens = batch.requests + batch.drafting * self._yield.surviving(drafts / batch.drafting)
+        return bool(tokens / seconds.drafted[drafts] > batch.requests / seconds.plain)
+
+    def _drafts(self, plan: Plan) -> int:
+        """How many drafts the plan will verify."""
+        room = plan.batch.room
+        if plan.full:
+            return room
+        return min(round(self._yield.width * plan.batch.drafting) if plan.budget is None else plan.budget, room)

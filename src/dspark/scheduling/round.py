@@ -105,6 +105,7 @@ class Plan:
 
     All of them when `full`; else at most `budget`, or as many as the scheduler finds worth it (None). `number` counts
     the scheduler's rounds; `seconds` is what the round was expected to take at each length, to compare with the clock.
+    A `probe` is not expected to pay: it is to show whether drafting would.
     """
 
     batch: Batch
@@ -112,6 +113,7 @@ class Plan:
     drafts: bool = True
     full: bool = False
     budget: int | None = None
+    probe: bool = False
     seconds: RoundSeconds | None = None
 
     @property
