@@ -165,12 +165,29 @@ def test_peaks_are_log_odds_of_the_largest_probability():
 
 def test_history_forgets():
     history = RoundHistory()
-    assert history.value == 1.0
+    assert history.value == 0.5
     for _ in range(100):
-        history.update(4)
-    assert history.value == pytest.approx(4, abs=1e-3)
-    history.update(0)
-    assert 3.5 < history.value < 4
+        history.update(3, 7)
+    assert history.value == pytest.approx(3 / 4, abs=1e-3)
+    history.update(0, 7)
+    assert 0.7 < history.value < 3 / 4
+    before = history.value
+    history.update(0, 0)
+    assert history.value == before
+
+
+def test_history_means_the_same_at_every_width():
+    """Catches accepted lengths, which trimming lowers, and accepted over verified drafts, which it raises."""
+    drafter = SimulatedDrafter(ease=0.8, slope=0.0, request_spread=0.0, slot_spread=0.0)
+    accepted = drafter.run(1, 8000, np.random.default_rng(5)).records.accepted
+    values = []
+    for width in (1, 2, 7):
+        history = RoundHistory(decay=1.0)
+        for count in np.minimum(accepted, width).tolist():
+            history.update(count, width)
+        values.append(history.value)
+    # The chance is 0.69 for every draft; 8000 coins: standard error 0.0052, 4 of them.
+    assert values == pytest.approx([float(sigmoid(np.array(0.8)))] * 3, abs=0.021)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """Records of real rounds: what the loop did is what they say."""
 
+from functools import partial
+
 import numpy as np
+import pytest
 import torch
 
-from dspark.calibration.logistic import HEADLESS, LogisticSurvival
+from dspark.calibration.exploration import RoundLottery
+from dspark.calibration.logistic import HEADLESS, Feature, LogisticSurvival
 from dspark.calibration.records import DraftMode
 from dspark.calibration.signals import RoundHistory, peak_log_odds
 from dspark.core.admission import DraftPrefix
@@ -13,7 +17,9 @@ from dspark.drafters.fake import FakeDrafter
 from dspark.engine.estimated import EstimatedConfidence
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
-from dspark.engine.round_recorder import RequestLabel, RoundRecorder, draft_mode
+from dspark.engine.round_recorder import RequestLabel, RoundRecorder, draft_mode, every_round
+from dspark.errors import ConfigError
+from dspark.evaluation.record_rounds import RecordingDecoder
 from dspark.targets.fake import FakeTarget
 from dspark.types import SamplingParams
 
@@ -31,7 +37,7 @@ def drafter(**options):
 
 
 def test_records_hold_every_round_in_order():
-    recorder = RoundRecorder(LABEL, GAMMA)
+    recorder = RoundRecorder(LABEL, GAMMA, every_round)
     loop = ReferenceLoop(target(), drafter(confidence=lambda tokens: float(tokens[-1])))
     lengths = [len(commit.token_ids) for commit in loop.start(PROMPT, PARAMS, observer=recorder)]
     records = recorder.records()
@@ -41,14 +47,14 @@ def test_records_hold_every_round_in_order():
     history, expected = RoundHistory(), []
     for accepted in records.accepted.tolist():
         expected.append(history.value)
-        history.update(accepted)
-    assert records.history.tolist() == expected
+        history.update(accepted, GAMMA)
+    np.testing.assert_allclose(records.history, expected, rtol=1e-6)
     assert set(records.request.tolist()) == {5}
     assert set(records.domain.tolist()) == {"math"}
 
 
 def test_peak_and_confidence_are_those_of_the_slot():
-    recorder = RoundRecorder(LABEL, 2)
+    recorder = RoundRecorder(LABEL, 2, every_round)
     rows = torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 3.0]])
     for row, confidence in zip(rows, (0.5, -1.5), strict=True):
         recorder.slot(row, confidence)
@@ -59,17 +65,38 @@ def test_peak_and_confidence_are_those_of_the_slot():
 
 
 def test_without_a_head_there_is_no_confidence():
-    recorder = RoundRecorder(LABEL, 1)
+    recorder = RoundRecorder(LABEL, 1, every_round)
     recorder.slot(torch.zeros(3), None)
     recorder.judged(Round(1, 1, 0, 1))
     assert recorder.records().signals.confidence is None
 
 
 def test_trimmed_rounds_are_left_out():
-    recorder = RoundRecorder(LABEL, GAMMA)
+    recorder = RoundRecorder(LABEL, GAMMA, every_round)
     loop = ReferenceLoop(target(), drafter(), DecodeOptions(admits=lambda prefix: len(prefix.tokens) < 2))
     loop.generate(PROMPT, PARAMS, observer=recorder)
     assert len(recorder.records()) == 0
+
+
+def test_only_rounds_named_before_drafting_are_kept():
+    """Catches a recorder that keeps what a schedule verified in full of its own accord: censored data."""
+    lottery = RoundLottery(0.3, seed=2)
+    named = partial(lottery.draws, LABEL.request)
+    some, all_rounds = RoundRecorder(LABEL, GAMMA, named), RoundRecorder(LABEL, GAMMA, every_round)
+    loop = ReferenceLoop(target(), drafter())
+    for recorder in (some, all_rounds):
+        loop.generate(PROMPT, PARAMS, observer=recorder)
+    expected = all_rounds.records()
+    chosen = np.array([named(position) for position in expected.position.tolist()])
+    assert 0 < chosen.sum() < len(chosen)
+    for name, value in expected.take(chosen).arrays().items():
+        np.testing.assert_array_equal(getattr(some.records(), name), value, err_msg=name)
+
+
+def test_the_recording_decoder_refuses_a_loop_that_may_trim():
+    loop = ReferenceLoop(target(), drafter(), DecodeOptions(admits=lambda prefix: True))
+    with pytest.raises(ConfigError, match="admits"):
+        RecordingDecoder(loop, None, PARAMS)
 
 
 def test_an_accepted_end_token_ends_what_was_judged():
@@ -79,7 +106,7 @@ def test_an_accepted_end_token_ends_what_was_judged():
     loop = ReferenceLoop(
         FakeTarget(count_up, V, ORDER, eos_token_ids=(3,)), FakeDrafter(count_up, V, GAMMA, 2 * (ORDER + 2))
     )
-    recorder = RoundRecorder(LABEL, GAMMA)
+    recorder = RoundRecorder(LABEL, GAMMA, every_round)
     result = loop.generate((0,), SamplingParams(max_tokens=30), observer=recorder)
     assert result.token_ids == (1, 2, 3)
     records = recorder.records()
@@ -102,7 +129,7 @@ def test_an_estimator_gives_a_headless_drafter_the_confidences_that_its_records_
         prefixes.append(prefix)
         return True
 
-    recorder = RoundRecorder(LABEL, GAMMA)
+    recorder = RoundRecorder(LABEL, GAMMA, every_round)
     wrapped = EstimatedConfidence(drafter(), estimator)
     result = ReferenceLoop(target(), wrapped, DecodeOptions(admits=note)).generate(PROMPT, PARAMS, observer=recorder)
     records = recorder.records()
@@ -110,3 +137,32 @@ def test_an_estimator_gives_a_headless_drafter_the_confidences_that_its_records_
     whole = [prefix.confidences for prefix in prefixes if len(prefix.confidences) == GAMMA]
     np.testing.assert_allclose(whole, records.confidence, rtol=1e-5)
     assert result.token_ids == ReferenceLoop(target(), drafter()).generate(PROMPT, PARAMS).token_ids
+
+
+def served_histories(threshold: float) -> list[float]:
+    """Histories of a served estimator, slots after the first being trimmed where confidence is below `threshold`.
+
+    The confidence is the history itself. Target and drafter have constant laws that overlap by 0.6.
+    """
+    seen: list[float] = []
+
+    def admits(prefix: DraftPrefix) -> bool:
+        seen.append(float(prefix.confidences[-1]))
+        return prefix.confidences[-1] >= threshold or not prefix.tokens
+
+    estimator = LogisticSurvival((Feature.HISTORY,), ((0.0, 1.0),) * GAMMA)
+    p_t, p_d = torch.tensor([0.6, 0.4]).log(), torch.tensor([0.2, 0.8]).log()
+    loop = ReferenceLoop(
+        FakeTarget(lambda tokens: p_t, 2, ORDER, max_positions=600),
+        EstimatedConfidence(FakeDrafter(lambda tokens: p_d, 2, GAMMA, 2 * (ORDER + 2)), estimator),
+        DecodeOptions(admits=admits),
+    )
+    loop.generate((0,), SamplingParams(temperature=1.0, max_tokens=500, seed=3))
+    return seen
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.6, 1.1], ids=["free", "by history", "always one"])
+def test_trimming_does_not_move_the_history(threshold):
+    """Catches a history of accepted lengths: rounds trimmed to one draft would make it sink, and trim the next."""
+    # Some 500 drafts tried, each passing with chance 0.6: standard error 0.022, 3.5 of them.
+    assert np.mean(served_histories(threshold)) == pytest.approx(0.6, abs=0.077)

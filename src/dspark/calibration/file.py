@@ -59,7 +59,7 @@ class Calibration:
 def save_calibration(path: Path, calibration: Calibration) -> None:
     """Write `calibration` into `path`, beside those of other samplings of the same pair.
 
-    What an earlier drafter, target, template or gamma left in the file is replaced, and so is a file that cannot be read.
+    What another drafter, target, template or gamma left in the file is replaced, as is a file that cannot be read.
     """
     entries = [entry for entry in _kept_entries(path, calibration.pair) if _sampling(entry) != calibration.sampling]
     entries.append(_entry(calibration))

@@ -27,7 +27,7 @@ class Feature(StrEnum):
     WORST = "worst"
     """The smallest peak of slots up to k: how shaky the prefix is."""
     HISTORY = "history"
-    """Mean accepted length of the request's earlier rounds."""
+    """Share of the request's drafts that passed so far (`RoundHistory`)."""
     CONFIDENCE = "confidence"
     """The confidence head's logit of slot k."""
 

@@ -23,7 +23,7 @@ class Signals:
     """Evidence about B rounds; None where it was not collected.
 
     `confidence` [B, G] are logits of the confidence head, `peak` [B, G] log-odds of the largest draft probability of
-    each slot, `history` [B] the mean accepted length of the request's earlier rounds, recent ones counting more.
+    each slot, `history` [B] the `RoundHistory` of the request's earlier rounds.
     """
 
     confidence: Floats | None = None
@@ -69,21 +69,26 @@ class SurvivalModel(Protocol):
 
 
 class RoundHistory:
-    """How many drafts a request's rounds kept so far: a mean that forgets, starting from one round that kept one."""
+    """The share of a request's drafts that passed, of those up to and including the first rejection of each round.
+
+    It forgets, and starts from one of two. Drafts that a schedule trimmed were not tried, so they count neither way:
+    a mean accepted length would sink with the width of rounds, and so trim them further.
+    """
 
     def __init__(self, decay: float = 0.9) -> None:
         self._decay = decay
-        self._accepted, self._rounds = 1.0, 1.0
+        self._passed, self._tried = 1.0, 2.0
 
     @property
     def value(self) -> float:
-        """Mean accepted drafts of the rounds before this one."""
-        return self._accepted / self._rounds
+        """The share, in [0, 1], over the rounds before this one."""
+        return self._passed / self._tried
 
-    def update(self, accepted: int) -> None:
-        """Take in a finished round."""
-        self._accepted = self._decay * self._accepted + accepted
-        self._rounds = self._decay * self._rounds + 1
+    def update(self, accepted: int, judged: int) -> None:
+        """Take in a finished round: of `judged` drafts, `accepted` survived. One without drafts tells nothing."""
+        if judged:
+            self._passed = self._decay * self._passed + accepted
+            self._tried = self._decay * self._tried + min(accepted + 1, judged)
 
 
 def sigmoid(z: Floats) -> Floats:

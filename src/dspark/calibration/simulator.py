@@ -40,7 +40,7 @@ class SimulatedDrafter:
         records = RoundRecords(
             confidence=head,
             peak=logits + self.peak_noise * rng.standard_normal(shape),
-            history=np.concatenate([_histories(part) for part in accepted.reshape(requests, rounds)]),
+            history=np.concatenate([_histories(part, self.gamma) for part in accepted.reshape(requests, rounds)]),
             accepted=accepted,
             judged=np.full(count, self.gamma),
             position=np.tile(np.arange(rounds), requests),
@@ -82,9 +82,9 @@ class Oracle:
         return non_increasing(self.true_survival[:, : signals.logits.shape[-1]])
 
 
-def _histories(accepted: Floats) -> Floats:
+def _histories(accepted: Floats, judged: int) -> Floats:
     history, values = RoundHistory(), []
     for count in accepted.tolist():
         values.append(history.value)
-        history.update(count)
+        history.update(count, judged)
     return np.array(values)

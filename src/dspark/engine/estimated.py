@@ -5,6 +5,7 @@ from torch import Tensor
 
 from dspark.calibration.logistic import LogisticSurvival
 from dspark.calibration.signals import RoundHistory, Signals, peak_log_odds
+from dspark.core.tau import Round
 from dspark.errors import ConfigError
 from dspark.types import Cache, DraftBlock, Drafter
 
@@ -12,8 +13,8 @@ from dspark.types import Cache, DraftBlock, Drafter
 class EstimatedConfidence:
     """A `Drafter` that proposes what `drafter` proposes and adds the confidence logits of an estimator.
 
-    The estimator reads each slot's draft distribution and the accepted lengths of the request's earlier rounds, which
-    show in how far the context grows after a block; never the token drawn in the slot (contract 2).
+    The estimator reads each slot's draft distribution and how the request's earlier rounds went, which its cache is
+    told as a `RoundMemory`; never the token drawn in the slot (contract 2).
     """
 
     def __init__(self, drafter: Drafter, estimator: LogisticSurvival) -> None:
@@ -28,31 +29,27 @@ class EstimatedConfidence:
         """As the drafter does."""
         own = _own(cache)
         self._drafter.extend(features, own.inner)
-        own.extended(len(features))
+        own.length = own.inner.length
 
     def begin(self, anchor: int, cache: Cache, gamma: int | None = None) -> DraftBlock:
         """The drafter's block, with confidences."""
         own = _own(cache)
-        own.drafting = True
         return _EstimatedBlock(self._drafter.begin(anchor, own.inner, gamma), self._estimator, own.history.value)
 
 
 class _HistoryCache:
-    """A cache that notices how many drafts each round kept: what is committed after a block, but for the anchor."""
+    """The drafter's cache, and a `RoundMemory`."""
 
     def __init__(self, inner: Cache) -> None:
-        self.inner, self.history, self.drafting = inner, RoundHistory(), False
+        self.inner, self.history = inner, RoundHistory()
         self.length, self.capacity = inner.length, inner.capacity
 
     def rollback(self, length: int) -> None:
         self.inner.rollback(length)
         self.length = self.inner.length
 
-    def extended(self, positions: int) -> None:
-        self.length = self.inner.length
-        if self.drafting:
-            self.history.update(positions - 1)
-        self.drafting = False
+    def judged(self, entry: Round) -> None:
+        self.history.update(entry.accepted, entry.judged)
 
 
 class _EstimatedBlock:

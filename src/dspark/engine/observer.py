@@ -1,6 +1,6 @@
 """What a caller may watch of a request's rounds: never a say in them, so the law of the text is untouched."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -16,6 +16,15 @@ class RoundObserver(Protocol):
 
     def judged(self, entry: Round) -> None:
         """The round is over. When the policy refused its last slot, there is one slot more than drafts."""
+        ...
+
+
+@runtime_checkable
+class RoundMemory(Protocol):
+    """A drafter's cache that wants to know how its request's rounds went, for confidences of later rounds."""
+
+    def judged(self, entry: Round) -> None:
+        """The round is over."""
         ...
 
 

@@ -6,7 +6,7 @@ from dspark.core.draft_vocabulary import DraftVocabulary
 from dspark.core.params import check_sampling
 from dspark.core.penalties import TokenHistory
 from dspark.core.tau import Round, RoundTally
-from dspark.engine.observer import RoundObserver, Unobserved
+from dspark.engine.observer import RoundMemory, RoundObserver, Unobserved
 from dspark.engine.options import DecodeOptions
 from dspark.engine.result import Commit
 from dspark.engine.sampler import RequestSampler
@@ -77,6 +77,9 @@ class Request:
         entry = Round(len(drafts), len(drafts), accepted, emitted, ended)
         self.tally.add(entry)
         self.observer.judged(entry)
+        cache: object = self.draft_cache
+        if isinstance(cache, RoundMemory):
+            cache.judged(entry)
         return commit
 
     def _take(self, tokens: Sequence[int]) -> Commit:

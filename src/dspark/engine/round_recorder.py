@@ -1,5 +1,6 @@
 """Turns the watched rounds of one request into records for calibration. Shapes: N rounds, G slots (gamma)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,13 +24,28 @@ class RequestLabel:
     temperature: float
 
 
-class RoundRecorder:
-    """A `RoundObserver` that keeps the full-width rounds of a request; trimmed ones only enter the history."""
+FullWidth = Callable[[int], bool]
+"""Whether the round that begins at an output position is verified in full, whatever its drafts: `RoundLottery`."""
 
-    def __init__(self, label: RequestLabel, gamma: int) -> None:
-        self._label, self._gamma = label, gamma
+
+def every_round(position: int) -> bool:
+    """All rounds are verified in full: for loops that never trim."""
+    return True
+
+
+class RoundRecorder:
+    """A `RoundObserver` that keeps those rounds of a request that `full_width` names; others only enter the history.
+
+    It is asked before the round's drafts exist. Rounds that merely happen to be verified in full are passed over: a
+    schedule chose them by their confidences, and what it did not choose was never seen. So are named ones that the
+    end of the context cuts short.
+    """
+
+    def __init__(self, label: RequestLabel, gamma: int, full_width: FullWidth) -> None:
+        self._label, self._gamma, self._full_width = label, gamma, full_width
         self._history = RoundHistory()
         self._position = 1  # the first token is the prompt's
+        self._wanted = full_width(self._position)
         self._slots: list[tuple[float, float]] = []
         self._rows: list[tuple[list[tuple[float, float]], float, int, int, int]] = []
 
@@ -39,12 +55,13 @@ class RoundRecorder:
         self._slots.append((float("nan") if confidence is None else confidence, peak))
 
     def judged(self, entry: Round) -> None:
-        """Keep the round if all gamma drafts were verified."""
+        """Keep the round if it was named, and decide about the next."""
         slots, self._slots = self._slots, []
-        if entry.verified == self._gamma:
+        if self._wanted and entry.verified == self._gamma:
             self._rows.append((slots, self._history.value, entry.accepted, entry.judged, self._position))
-        self._history.update(entry.accepted)
+        self._history.update(entry.accepted, entry.judged)
         self._position += entry.emitted
+        self._wanted = self._full_width(self._position)
 
     def records(self) -> RoundRecords:
         """The rounds so far, none included."""

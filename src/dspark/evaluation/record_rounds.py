@@ -10,10 +10,11 @@ import numpy as np
 
 from dspark.calibration.records import RoundRecords, concatenate
 from dspark.calibration.shards import RecordStore
+from dspark.core.admission import admit_all
 from dspark.data.chat import Message
 from dspark.data.text import TextCodec
 from dspark.engine.reference import ReferenceLoop
-from dspark.engine.round_recorder import RequestLabel, RoundRecorder, draft_mode
+from dspark.engine.round_recorder import RequestLabel, RoundRecorder, draft_mode, every_round
 from dspark.engine.stopwatch import Clock
 from dspark.errors import ConfigError
 from dspark.evaluation.decode import turn_seed
@@ -38,6 +39,8 @@ class RecordingDecoder:
         cap = self.loop.options.max_draft_tokens
         if cap is not None and cap < self.gamma:
             raise ConfigError(f"max_draft_tokens is {cap}; records need all {self.gamma} drafts verified")
+        if self.loop.options.admits is not admit_all:
+            raise ConfigError("options.admits may trim rounds by what they hold; records need the default, admit_all")
 
     @property
     def gamma(self) -> int:
@@ -52,7 +55,7 @@ class RecordingDecoder:
         parts = []
         for turn, text in enumerate(prompt.turns):
             messages.append(Message("user", text))
-            recorder = RoundRecorder(label, self.gamma)
+            recorder = RoundRecorder(label, self.gamma, every_round)
             params = replace(self.params, seed=turn_seed(seed, turn))
             ids = self.codec.encode_chat(messages)
             result = self.loop.generate(ids, params, self.codec.detokeniser(), recorder)
