@@ -42,9 +42,15 @@ def test_every_scheduler_decides_a_round(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["prefix", "lagged"])
 def test_without_a_cost_table_nothing_is_trimmed_and_that_is_said(name: str) -> None:
-    with pytest.warns(UserWarning, match=f"no cost table: scheduler '{name}' verifies every draft"):
+    with pytest.warns(UserWarning, match=f"no cost table for scheduler '{name}': every draft is verified"):
         scheduler = build_scheduler(SchedulerConfig(name), None)
     assert scheduler.plan(Batch(np.arange(2), 3)).full
+
+
+@pytest.mark.parametrize("config", [SchedulerConfig("threshold"), SchedulerConfig("fixed", length=2)])
+def test_trimming_without_a_cost_table_is_said(config: SchedulerConfig) -> None:
+    with pytest.warns(UserWarning, match=f"no cost table for scheduler '{config.name}': drafts are trimmed"):
+        build_scheduler(config, None)
 
 
 def test_unknown_names_and_settings_are_answered_with_the_nearest() -> None:

@@ -58,25 +58,40 @@ class SchedulerConfig:
 Build = Callable[[SchedulerConfig, CostModel | None], Scheduler]
 
 
-def _everything(name: str) -> FixedLength:
-    warnings.warn(f"no cost table: scheduler {name!r} verifies every draft. Run a profile.", stacklevel=4)
-    return FixedLength()
-
-
 def _prefix(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:
-    return PrefixScheduler(cost) if cost is not None else _everything(config.name)
+    if cost is None:
+        _warn(config.name, "every draft is verified")
+        return FixedLength()
+    return PrefixScheduler(cost)
 
 
 def _lagged(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:
     if cost is None:
-        return _everything(config.name)
+        _warn(config.name, "every draft is verified")
+        return FixedLength()
     return LaggedScheduler(cost, config.lag, config.least_gain, config.probes)
+
+
+def _threshold(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:
+    if cost is None:
+        _warn(config.name, "drafts are trimmed, and nobody knows whether that pays")
+    return StaticThreshold(config.threshold)
+
+
+def _fixed(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:
+    if cost is None and config.length:
+        _warn(config.name, "drafts are trimmed, and nobody knows whether that pays")
+    return FixedLength(config.length)
+
+
+def _warn(name: str, consequence: str) -> None:
+    warnings.warn(f"no cost table for scheduler {name!r}: {consequence}. Run a profile.", stacklevel=4)
 
 
 SCHEDULERS: Mapping[str, Build] = MappingProxyType(
     {
-        "fixed": lambda config, cost: FixedLength(config.length),
-        "threshold": lambda config, cost: StaticThreshold(config.threshold),
+        "fixed": _fixed,
+        "threshold": _threshold,
         "prefix": _prefix,
         "lagged": _lagged,
     }
@@ -84,7 +99,10 @@ SCHEDULERS: Mapping[str, Build] = MappingProxyType(
 
 
 def build_scheduler(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:
-    """The scheduler that `config` asks for. Without a cost model nothing is trimmed by cost or parked, with a warning.
+    """The scheduler that `config` asks for. Without a cost model nothing is trimmed by cost or parked.
+
+    That is warned of: contract 3 has no trimming without a profile. "threshold" and a "fixed" length were asked for and
+    trim all the same.
 
     Raises:
         ConfigError: the name is unknown (the message names the nearest), or a setting cannot be.
