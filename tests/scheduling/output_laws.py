@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 BLOCKS: list[Tokens] = list(product(range(V), repeat=GAMMA))
 TEXTS: list[Tokens] = list(product(range(V), repeat=GAMMA + 1))
 
-LEVELS = (0.25, 0.5, 1.0, 1.0)
+LEVELS = (0.0, 0.25, 0.5, 1.0, 1.0)
 """Confidences that are drawn: few, so that survivals tie often; 1 twice, since sigmoids saturate."""
 
 
@@ -112,5 +112,5 @@ def instances(rule: RejectionRule, count: int) -> tuple[Instance, ...]:
 def jagged_seconds(random: np.random.Generator) -> Array:
     """Seconds of 1 ... REQUESTS * (GAMMA + 1) tokens: cliffs, plateaus, steps down, on the whole near break-even."""
     size = REQUESTS * (GAMMA + 1) - 1
-    steps = np.where(random.random(size) < 0.5, random.uniform(0.3, 0.7, size), random.uniform(-0.05, 0.1, size))
+    steps = np.where(random.random(size) < 0.5, random.uniform(0.2, 0.5, size), random.uniform(-0.05, 0.1, size))
     return np.cumsum([1.0, *steps])

@@ -27,14 +27,17 @@ from dspark.scheduling import (
 V, GAMMA, HORIZON = 2, 2, 3
 BATCH = Batch(np.array([0]), GAMMA)
 TABLE = CostTable((1, 2, 3), (0,), ((1.0, 1.55, 1.7),), (1,), (0.1,))
+CLIFF = CostTable((1, 2, 3), (0,), ((1.0, 1.2, 1.7),), (1,), (0.1,))
+"""The second draft costs most: confident requests have it verified, average ones do not."""
+
 PROBES = ProbeSchedule(first=1, longest=2)
 
 TARGET, DRAFT, CONFIDENCE = (HashedLaw(V, seed, order=2, scale=1.5, dtype=torch.float64) for seed in (1, 2, 3))
 
 
 def fork(scheduler: Scheduler) -> Scheduler:
-    """A copy with its own memory and the same table."""
-    return deepcopy(scheduler, {id(TABLE): TABLE})
+    """A copy with its own memory and the same tables."""
+    return deepcopy(scheduler, {id(table): table for table in (TABLE, CLIFF)})
 
 
 def decode(scheduler: Scheduler, rule: RejectionRule, lengths_seen: set[int], context: Tokens = ()) -> Law:
@@ -73,6 +76,7 @@ def alone(context: Tokens = ()) -> Law:
 
 SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
     "lagged": lambda: LaggedScheduler(TABLE, lag=1, probes=PROBES),
+    "lagged by two": lambda: LaggedScheduler(CLIFF, lag=2, probes=PROBES),
     "parked threshold": lambda: Parked(StaticThreshold(0.4), TABLE, rate=1.0, probes=PROBES),
     "parked prefix": lambda: Parked(PrefixScheduler(TABLE), TABLE, rate=0.5, probes=PROBES),
 }

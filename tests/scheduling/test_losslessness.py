@@ -1,6 +1,7 @@
 """Every scheduler leaves the law of the text alone, to 1e-12 by enumeration; the same test sees those that do not."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -35,6 +36,9 @@ from tests.scheduling.output_laws import (
 )
 
 EXACT = 1e-12
+DIGITS = 6e-4
+"""Distances of caught rules are those of docs/scheduling.md, to three digits."""
+
 COUNT = 24
 RULES: list[RejectionRule] = [TokenRejection(), BlockVerification()]
 both_rules = pytest.mark.parametrize("rule", RULES, ids=["token", "block"])
@@ -62,35 +66,48 @@ def batch(seed: int, **terms: object) -> Batch:
     return Batch(KEYS, GAMMA, **terms)  # type: ignore[arg-type]
 
 
-def worst(
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All instances: the largest distance, and in how many of them this round's drafts decide on lengths."""
+
+    worst: float
+    varying: int
+
+
+def survey(
     rule: RejectionRule,
     scheduler: Callable[[int], Scheduler],
     confidences: Confidences = head,
     terms: Callable[[int], Batch] = batch,
-) -> float:
-    """The largest distance over all instances; in two of three, the scheduler has random rounds behind it."""
-    return max(
-        distance(instance, scheduler(seed), confidences, terms(seed), primed=2 * (seed % 3), seed=seed)
+) -> Survey:
+    """In two of three instances, the scheduler has random rounds behind it."""
+    judged = [
+        judge(instance, scheduler(seed), confidences, terms(seed), primed=2 * (seed % 3), seed=seed)
         for seed, instance in enumerate(instances(rule, COUNT))
-    )
+    ]
+    distances, varying = zip(*judged, strict=True)
+    return Survey(max(distances), sum(varying))
 
 
-def distance(
+def judge(
     instance: Instance, scheduler: Scheduler, confidences: Confidences, batch: Batch, primed: int, seed: int
-) -> float:
+) -> tuple[float, bool]:
+    """The distance to the target's law, and whether lengths vary with the drafts."""
     random = np.random.default_rng(2000 + seed)
     for _ in range(primed):
         plan = scheduler.plan(batch)
-        lengths = scheduler.lengths(plan, random.choice([0.25, 0.5, 1.0], size=(REQUESTS, GAMMA)))
+        lengths = scheduler.lengths(plan, random.choice([0.5, 0.75, 1.0], size=(REQUESTS, GAMMA)))
         scheduler.observe(Outcome(plan, lengths, random.binomial(lengths, 0.6)))
     plan = scheduler.plan(batch)
+    seen: set[tuple[int, int]] = set()
 
     def decide(x: Tokens, y: Tokens) -> tuple[int, int]:
         c = np.array([confidences(r, b) for r, b in zip(instance.requests, (x, y), strict=True)])
         first, second = scheduler.lengths(plan, c)
+        seen.add((int(first), int(second)))
         return int(first), int(second)
 
-    return instance.distance(decide)
+    return instance.distance(decide), len(seen) > 1
 
 
 def fixed(seed: int) -> Scheduler:
@@ -124,7 +141,9 @@ every_scheduler = pytest.mark.parametrize("scheduler", OURS, ids=lambda schedule
 @both_rules
 @every_scheduler
 def test_text_follows_the_target(rule: RejectionRule, scheduler: Callable[[int], Scheduler]) -> None:
-    assert worst(rule, scheduler) <= EXACT
+    found = survey(rule, scheduler)
+    assert found.worst <= EXACT
+    assert found.varying >= (0 if scheduler is fixed else 8)
 
 
 def tight(seed: int) -> Batch:
@@ -134,23 +153,30 @@ def tight(seed: int) -> Batch:
     return Batch(
         KEYS,
         GAMMA,
-        caps=random.integers(1, GAMMA + 1, REQUESTS),
+        caps=random.integers(2, GAMMA + 1, REQUESTS),
         floors=floors if seed % 2 else None,
         weights=random.choice([0.5, 1.0, 2.0], REQUESTS) if seed % 3 else None,
-        max_tokens=int(random.integers(REQUESTS + floors.sum(), REQUESTS * (GAMMA + 1))),
+        max_tokens=None if seed % 4 else int(random.integers(REQUESTS + floors.sum(), REQUESTS * (GAMMA + 1))),
     )
 
 
 @both_rules
 @every_scheduler
 def test_terms_of_requests_do_not_bias(rule: RejectionRule, scheduler: Callable[[int], Scheduler]) -> None:
-    assert worst(rule, scheduler, terms=tight) <= EXACT
+    found = survey(rule, scheduler, terms=tight)
+    assert found.worst <= EXACT
+    assert found.varying >= (0 if scheduler is fixed else 3)
 
 
-@both_rules
-@pytest.mark.parametrize("scheduler", [threshold, prefix, lagged], ids=lambda scheduler: scheduler.__name__)
-def test_own_probability_as_confidence_is_caught(rule: RejectionRule, scheduler: Callable[[int], Scheduler]) -> None:
-    assert worst(rule, scheduler, confidences=own_probability) > 0.05
+OWN = [(threshold, 0.239, 0.322), (prefix, 0.139, 0.139), (lagged, 0.072, 0.093)]
+
+
+@pytest.mark.parametrize(("scheduler", "token", "block"), OWN, ids=lambda value: getattr(value, "__name__", ""))
+def test_own_probability_as_confidence_is_caught(
+    scheduler: Callable[[int], Scheduler], token: float, block: float
+) -> None:
+    found = [survey(rule, scheduler, confidences=own_probability).worst for rule in RULES]
+    assert found == pytest.approx([token, block], abs=DIGITS)
 
 
 class Spoilt(LaggedScheduler):
@@ -204,14 +230,14 @@ class TiesByWholeBlock(Spoilt):
 
 
 SPOILT = [
-    (GlobalArgmax, 0.02, 0.01),
-    (SumOfLiveSurvivals, 0.01, 0.01),
-    (LiveBreakEven, 0.1, 0.1),
-    (TiesByWholeBlock, 0.01, 0.01),
+    (GlobalArgmax, 0.073, 0.073),
+    (SumOfLiveSurvivals, 0.039, 0.039),
+    (LiveBreakEven, 0.177, 0.177),
+    (TiesByWholeBlock, 0.043, 0.043),
 ]
 
 
 @pytest.mark.parametrize(("spoilt", "token", "block"), SPOILT, ids=lambda value: getattr(value, "__name__", ""))
 def test_anticipating_rules_are_caught(spoilt: type[Spoilt], token: float, block: float) -> None:
-    assert worst(TokenRejection(), spoilt) > token
-    assert worst(BlockVerification(), spoilt) > block
+    found = [survey(rule, spoilt).worst for rule in RULES]
+    assert found == pytest.approx([token, block], abs=DIGITS)
