@@ -56,7 +56,7 @@ def test_appendix_a_numbers() -> None:
     assert survivals(confidences((0,)), ONE).ravel() == pytest.approx([0.8, 0.72])
     assert after_a.drafted == pytest.approx([1.0, 0.9, 1.134])
     assert after_b.drafted == pytest.approx([1.0, 0.9])  # a_2 = 0 is no candidate
-    assert after_b.everything == pytest.approx(0.81)
+    assert after_b.full == pytest.approx(0.81)
     assert [global_search((0,)), global_search((1,))] == [2, 0]
     assert [early_stop((0,)), early_stop((1,))] == [0, 0]
     assert min(0.7, 0.5) + min(0.3, 0.5) == pytest.approx(C_1)  # c_1 is the true acceptance

@@ -78,8 +78,11 @@ def test_caps_floors_and_limits_hold(build) -> None:
     batch = Batch(KEYS, 3, caps=ints(0, 1, 3), floors=ints(0, 1, 2), max_tokens=6)
     for c in (SURE, np.zeros((3, 3))):
         assert scheduler.lengths(scheduler.plan(batch), c).tolist() == [0, 1, 2]
-    looser = Batch(KEYS, 3, max_tokens=7)
-    assert scheduler.lengths(scheduler.plan(looser).untrimmed(), SURE).tolist() == [2, 1, 1]
+
+
+def test_a_full_plan_cuts_the_last_positions_first() -> None:
+    scheduler = FixedLength()
+    assert scheduler.lengths(scheduler.plan(Batch(KEYS, 3, max_tokens=7)), SURE).tolist() == [2, 1, 1]
 
 
 @every_scheduler
@@ -97,10 +100,15 @@ def test_priority_buys_drafts() -> None:
     assert LaggedScheduler(TABLE).lengths(Plan(batch, 0, budget=4), c).tolist() == [1, 0, 3]
 
 
-def test_full_width_rounds_verify_even_hopeless_drafts() -> None:
-    plan = PrefixScheduler(TABLE).plan(Batch(KEYS, 3)).untrimmed()
-    assert plan.uniform
-    assert PrefixScheduler(TABLE).lengths(plan, np.zeros((3, 3))).tolist() == [3, 3, 3]
+@pytest.mark.parametrize("name", READING)
+def test_recorded_requests_alone_are_verified_in_full(name: str) -> None:
+    scheduler = READING[name]()
+    hopeless = np.zeros((3, 3))
+    for _ in range(3):  # the lagged scheduler has to learn that they are
+        plan = scheduler.plan(Batch(KEYS, 3, floors=ints(0, 3, 0)))
+        lengths = scheduler.lengths(plan, hopeless)
+    assert lengths.tolist() == ([0, 3, 0] if plan.drafts else [0, 0, 0])
+    assert scheduler.lengths(Plan(plan.batch, 9, budget=3), hopeless).tolist() == [0, 3, 0]
 
 
 def test_fixed_length_cuts_the_last_positions_first() -> None:

@@ -14,14 +14,14 @@ from dspark.scheduling.round import Batch
 class Prospects:
     """Expected tokens per second: `plain` without drafting, `drafted` [n + 1] with 0 ... n candidates verified.
 
-    Candidates bring `gains`, largest first; floors are verified beside them. `everything` is the throughput of
+    Candidates bring `gains`, largest first; floors are verified beside them. `full` is the throughput of
     verifying every draft, those of value 0 too (if all candidates were looked at).
     """
 
     gains: Floats
     plain: float
     drafted: Floats
-    everything: float
+    full: float
 
 
 def prospects(batch: Batch, value: Floats, seconds: RoundSeconds, most: int | None = None) -> Prospects:
@@ -31,8 +31,8 @@ def prospects(batch: Batch, value: Floats, seconds: RoundSeconds, most: int | No
     time = seconds.drafted[batch.floor_tokens :]
     gains = descending(optional, most)
     drafted = throughputs(gains, expected, time)
-    everything = float(drafted[-1] * time[len(drafted) - 1] / time[-1])
-    return Prospects(gains, batch.anchor_value / seconds.plain, drafted, everything)
+    full = float(drafted[-1] * time[len(drafted) - 1] / time[-1])
+    return Prospects(gains, batch.anchor_value / seconds.plain, drafted, full)
 
 
 def throughputs(gains: Floats, expected: float, seconds: Floats) -> Floats:

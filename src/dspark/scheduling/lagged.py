@@ -68,7 +68,7 @@ class LaggedScheduler:
     def _budget(self, ahead: Prospects) -> int | None:
         """Candidates to admit beside the floors, None for everything."""
         best = highest_peak(ahead.drafted)
-        return best if ahead.drafted[best] * (1 - self._least_gain) > ahead.everything else None
+        return best if ahead.drafted[best] * (1 - self._least_gain) > ahead.full else None
 
     def _pays(self, ahead: Prospects, budget: int | None) -> bool:
-        return bool((ahead.everything if budget is None else ahead.drafted[budget]) > ahead.plain)
+        return bool((ahead.full if budget is None else ahead.drafted[budget]) > ahead.plain)

@@ -1,6 +1,6 @@
 """What a scheduler is told, and what it answers. Shapes: B requests of the batch, gamma drafts each."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +15,8 @@ class Batch:
 
     `keys` [B] name the requests, the same in every round and never reused; the row of a request is its slot.
     `context` is the mean number of committed positions per request. `caps` [B] bound the drafts of each request
-    (0: it does not draft), `floors` [B] are verified whatever the confidences say, as long as the round drafts at all;
+    (0: it does not draft), `floors` [B] are verified whatever the confidences say, as long as the round drafts at all
+    (equal to the caps, they give calibration labels that are not censored: choose such requests beforehand);
     `weights` [B] say how much a token of each request is worth. `max_tokens` bounds the rows of the verifying forward,
     the anchors included.
 
@@ -120,10 +121,6 @@ class Plan:
     def uniform(self) -> bool:
         """Whether every request will verify gamma drafts, so that no ragged batch is needed."""
         return self.drafts and self.full and self.batch.room == self.batch.requests * self.batch.gamma
-
-    def untrimmed(self) -> "Plan":
-        """The same round at full width, for records whose labels are not censored. Choose such rounds beforehand."""
-        return replace(self, drafts=self.batch.room > 0, full=True, budget=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
