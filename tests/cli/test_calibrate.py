@@ -90,6 +90,6 @@ def test_bad_input_is_refused(run, world, drafter, prompts, monkeypatch):
     run(*call, "--report-share", 1).refused("--report-share")
     run(*call, "-T", -1).refused("temperature")
     run("calibrate", drafter, prompts / "none.jsonl", "-t", world / "target").refused("none.jsonl")
-    run("calibrate", drafter, prompts / "math.jsonl", "-t", world / "target", "--limit", 1).refused("number of prompts is 1")
+    run("calibrate", drafter, prompts / "math.jsonl", "-t", world / "target", "--limit", 1).refused("prompts is 1,")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run(*call, "--plot", "figure.png").refused("matplotlib", "dspark[plots]")
