@@ -20,6 +20,7 @@ class DraftYield:
         self._rate = rate
         self._rounds = 0
         self._means: Floats = np.zeros((2, 0))
+        self._widths = self._surviving = np.zeros(1)
 
     @property
     def known(self) -> bool:
@@ -40,6 +41,10 @@ class DraftYield:
         self._rounds += 1
         share = max(self._rate, 1 / self._rounds, PROBE_WEIGHT if outcome.plan.probe else 0.0)
         self._means += share * (counts / drafting - self._means)
+        verified, survived = self._means
+        survival = np.divide(survived, verified, out=np.ones_like(verified), where=verified > 0)
+        self._widths = np.concatenate([[0.0], verified, 1 - verified]).cumsum()
+        self._surviving = np.concatenate([[0.0], survived, (1 - verified) * survival]).cumsum()
 
     def surviving(self, width: float) -> float:
         """Drafts per drafting request that are expected to survive when `width` of them are verified.
@@ -47,10 +52,7 @@ class DraftYield:
         Less than usual leaves out the last positions; more adds the drafts that are usually left out, with the survival
         of those verified at their position (1 where there were none).
         """
-        verified, survived = self._means
-        survival = np.divide(survived, verified, out=np.ones_like(verified), where=verified > 0)
-        widths = np.concatenate([[0.0], verified, 1 - verified]).cumsum()
-        return float(np.interp(width, widths, np.concatenate([[0.0], survived, (1 - verified) * survival]).cumsum()))
+        return float(np.interp(width, self._widths, self._surviving))
 
 
 def _reaching(lengths: Ints, gamma: int) -> Ints:
