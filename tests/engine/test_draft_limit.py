@@ -116,10 +116,11 @@ def test_without_a_usable_profile_nothing_is_trimmed_and_why_is_said() -> None:
     assert draft_limit(with_noise(dear, 0.6), INFO, GREEDY).drafts == 0
 
 
-def test_within_the_noise_fewer_drafts_are_taken() -> None:
+def test_noise_speaks_for_plain_decoding_and_for_nothing_else() -> None:
     profile = profiled([1.0, 1.2, 1.5, 2.0, 3.0])
     assert draft_limit(profile, INFO, GREEDY).drafts == 2
-    assert draft_limit(with_noise(profile, 0.1), INFO, GREEDY).drafts == 1
+    assert draft_limit(with_noise(profile, 0.1), INFO, GREEDY).drafts == 2
+    assert draft_limit(with_noise(profile, 0.7), INFO, GREEDY).drafts == 0
     assert draft_limit(with_noise(profile, 0.7), INFO, GREEDY) == DraftLimit(0, NOISY_PROFILE)
 
 

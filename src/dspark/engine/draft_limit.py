@@ -76,6 +76,11 @@ def expected_tokens(info: DrafterInfo, params: SamplingParams) -> list[float]:
 
 
 def best_limit(seconds: Sequence[float], expected: Sequence[float], noise: float = NEAR) -> int:
-    """The smallest k whose rate expected[k] / seconds[k] is the highest, or below it by no more than `noise`."""
+    """The k with the highest rate expected[k] / seconds[k]; a smaller one that is within `NEAR` of it.
+
+    Plain decoding, k = 0, stays the choice until drafting beats it by more than `noise`: it is never to be slower.
+    """
     rates = [tokens / time for tokens, time in zip(expected, seconds, strict=True)]
-    return next(k for k, rate in enumerate(rates) if rate * (1 + noise) >= max(rates))
+    if rates[0] * (1 + noise) >= max(rates):
+        return 0
+    return next(k for k, rate in enumerate(rates) if rate * (1 + NEAR) >= max(rates))
