@@ -1,7 +1,7 @@
 """Single-stream speed: plain and speculative decoding of this engine, and `generate` of transformers.
 
 All arms answer the same prompts one at a time, take turns on each prompt, and are timed by the same clock around the
-whole call, prompt included. Ratios are taken per repeat; median and spread over repeats are printed.
+whole call, prompt included; one ratio leaves the prompt out. Ratios are taken per repeat; median and spread are printed.
 
     python benchmarks/single_stream.py ../shared/data/eval/gsm8k.jsonl ../shared/data/eval/humaneval.jsonl --prompts 8
 """
@@ -22,7 +22,7 @@ from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
 from dspark.engine.start_profile import start_profile
 from dspark.evaluation.agreement import first_divergence
-from dspark.evaluation.compare import Decode, Decoded, Timed, loop_decoder, run_arms, speed, tally
+from dspark.evaluation.compare import Decode, Decoded, Timed, decoding_speed, loop_decoder, run_arms, speed, tally
 from dspark.evaluation.prompts import read_prompt_set
 from dspark.targets.embedded import converted_directory
 from dspark.types import SamplingParams
@@ -86,6 +86,8 @@ def summary(runs: dict[str, list[list[Timed]]]) -> dict[str, object]:
         if arm != "speculative":
             ratio = speeds["speculative"].over(s)
             figures[f"speculative / {arm}"] = [round(x, 3) for x in (ratio.median, *ratio.spread)]
+    alone = decoding_speed(runs["speculative"]).over(decoding_speed(runs["plain"]))
+    figures["speculative / plain, prompt excluded"] = [round(x, 3) for x in (alone.median, *alone.spread)]
     rounds = tally(runs["speculative"])
     figures["tau"] = round(rounds.tau, 3)
     figures["acceptance_by_position"] = [round(x, 3) for x in rounds.acceptance_by_position()]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dspark.evaluation.agreement import first_divergence
-from dspark.evaluation.compare import Decoded, Speed, run_arms, speed
+from dspark.evaluation.compare import Decoded, Speed, Timed, decoding_speed, run_arms, speed
 from dspark.types import TargetInfo, TargetOutput
 
 
@@ -83,3 +83,9 @@ def test_an_output_that_stops_short_is_never_explained() -> None:
     divergence = first_divergence(FixedTarget([5, 5, 0, 0]), [3], (0, 1), (0, 1, 2))  # type: ignore[arg-type]
     assert divergence is not None
     assert (divergence.position, divergence.explained) == (2, False)
+
+
+def test_decoding_alone_counts_neither_prompt_nor_first_token() -> None:
+    answer = Timed(Decoded((1, 2, 3), prefill_seconds=4.0), seconds=5.0)
+    assert decoding_speed([[answer, answer]]).per_repeat == (2.0,)
+    assert speed([[answer]]).per_repeat == (0.6,)

@@ -19,6 +19,7 @@ class Decoded:
 
     token_ids: tuple[int, ...]
     tally: RoundTally | None = None
+    prefill_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def loop_decoder(loop: ReferenceLoop, params: SamplingParams) -> Decode:
 
     def decode(prompt_ids: Sequence[int]) -> Decoded:
         result = loop.generate(prompt_ids, params)
-        return Decoded(result.token_ids, result.tally)
+        return Decoded(result.token_ids, result.tally, result.times.prefill)
 
     return decode
 
@@ -87,6 +88,17 @@ def speed(runs: Sequence[Sequence[Timed]]) -> Speed:
     return Speed(
         tuple(
             sum(len(one.decoded.token_ids) for one in answers) / sum(one.seconds for one in answers) for answers in runs
+        )
+    )
+
+
+def decoding_speed(runs: Sequence[Sequence[Timed]]) -> Speed:
+    """The same without the prompt: tokens after the first, and seconds after the prefill, of arms that report it."""
+    return Speed(
+        tuple(
+            sum(len(one.decoded.token_ids) - 1 for one in answers)
+            / sum(one.seconds - one.decoded.prefill_seconds for one in answers)
+            for answers in runs
         )
     )
 
