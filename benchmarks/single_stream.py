@@ -1,9 +1,10 @@
 """Single-stream speed: plain and speculative decoding of this engine, and `generate` of transformers.
 
 All arms answer the same prompts one at a time, take turns on each prompt, and are timed by the same clock around the
-whole call, prompt included; one ratio leaves the prompt out. Ratios are taken per repeat; median and spread are printed.
+whole call, prompt included; one ratio leaves the prompt out. Ratios are taken per repeat; median and spread are
+printed.
 
-    python benchmarks/single_stream.py ../shared/data/eval/gsm8k.jsonl ../shared/data/eval/humaneval.jsonl --prompts 8
+    python benchmarks/single_stream.py PROMPTS/gsm8k.jsonl PROMPTS/humaneval.jsonl --prompts 8
 """
 
 import argparse

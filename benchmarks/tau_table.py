@@ -4,7 +4,7 @@ The target writes its texts once, and every drafter is replayed along them (`dsp
 loop's rounds, at T = 0 the rounds themselves, at a fraction of the cost. `--loop` runs the loop instead. Texts are kept
 under --texts, and every prompt is journalled under --work, so an interrupted run goes on where it stopped.
 
-    python benchmarks/tau_table.py ../shared/data/eval --drafter DSpark=src/dspark/drafters/weights/smollm2-135m \
+    python benchmarks/tau_table.py PROMPTS --drafter DSpark=src/dspark/drafters/weights/smollm2-135m \
         --drafter DFlash=runs/dflash/drafter --prompts 24 --work runs/tau
 """
 
