@@ -36,7 +36,8 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 
 def test_it_shows_every_verb() -> None:
-    assert {command[0] for command in COMMANDS} == {"generate", "chat", "eval", "inspect", "doctor", "train", "calibrate", "profile"}
+    verbs = {"calibrate", "chat", "doctor", "eval", "generate", "inspect", "profile", "train"}
+    assert {command[0] for command in COMMANDS} == verbs
 
 
 @pytest.mark.slow
