@@ -23,7 +23,7 @@ SHORTENED = {
     "generate": ["--max-tokens", "8"],
     "eval": ["--max-tokens", "4"],
     "calibrate": ["--max-tokens", "24"],
-    "profile": ["--seconds", "2"],
+    "profile": ["--seconds", "1", "--context", "16"],
     "train": [
         *("--set", "optimiser.total_steps=1", "--set", "data.held_out=1"),
         *("--set", "data.answers_per_step=1", "--set", "data.anchors_per_answer=4", "--set", "data.max_length=64"),

@@ -15,7 +15,7 @@ SURFACE = {
     | {"--prompt-file", "--target", "--drafter", "--dtype", "--raw", "--system", "--stop", "--ignore-eos"}
     | {"--repetition-penalty", "--presence-penalty", "--frequency-penalty"}
     | {"--max-draft-tokens", "--block-verification", "--json"},
-    "chat": SAMPLING | {"--target", "--drafter", "--dtype", "--system", "--json"},
+    "chat": SAMPLING | {"--target", "--drafter", "--dtype", "--max-draft-tokens", "--system", "--json"},
     "eval": SAMPLING
     | {
         "--limit",
