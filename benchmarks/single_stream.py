@@ -17,11 +17,10 @@ import torch
 
 from dspark.data.chat import user_turn
 from dspark.doctor.machine import processor
-from dspark.engine.draft_limit import draft_limit
 from dspark.engine.models import open_models
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
-from dspark.engine.start_profile import start_profile
+from dspark.engine.start_profile import start_limit
 from dspark.evaluation.agreement import first_divergence
 from dspark.evaluation.compare import Decode, Decoded, Timed, decoding_speed, loop_decoder, run_arms, speed, tally
 from dspark.evaluation.prompts import read_prompt_set
@@ -53,7 +52,7 @@ def main() -> None:
     models = open_models(TARGET, args.drafter)
     target, codec = models.target, models.codec
     drafter, _ = models.speculative()
-    limit = args.max_draft_tokens or draft_limit(start_profile(models), drafter.info, params).drafts
+    limit = args.max_draft_tokens or start_limit(models, params).drafts
     options = DecodeOptions(max_draft_tokens=limit)
     arms: dict[str, Decode] = {
         "plain": loop_decoder(ReferenceLoop(target), params),

@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from dspark.data.chat import user_turn
-from dspark.engine.draft_limit import draft_limit
 from dspark.engine.models import open_models
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
-from dspark.engine.start_profile import start_profile
+from dspark.engine.start_profile import start_limit
 from dspark.errors import DsparkError
 from dspark.evaluation.agreement import first_divergence
 from dspark.evaluation.compare import loop_decoder, run_arms, speed, tally
@@ -38,7 +37,7 @@ def main() -> None:
     target, codec = models.target, models.codec
     drafter, directory = models.speculative()
     params = SamplingParams(max_tokens=args.max_tokens)
-    choice = draft_limit(start_profile(models), drafter.info, params)
+    choice = start_limit(models, params)
     limit = choice.drafts
     if choice.warning is not None:
         console.print(f"[dim]{choice.warning}[/dim]")

@@ -14,9 +14,10 @@ from dspark.calibration.logistic import ALL_FEATURES, HEADLESS, Feature, Logisti
 from dspark.calibration.metrics import auroc, brier, expected_calibration_error
 from dspark.calibration.online import OnlineLogistic
 from dspark.calibration.records import split_by_request
-from dspark.calibration.signals import RoundHistory, Signals, conditionals, peak_log_odds, sigmoid
+from dspark.calibration.signals import RoundHistory, Signals, peak_log_odds, sigmoid
 from dspark.calibration.simulator import Oracle, SimulatedDrafter
 from dspark.calibration.temperature import SequentialTemperature, fit_temperatures, uncalibrated
+from dspark.core.conditionals import conditionals
 from dspark.errors import ConfigError
 from tests.calibration.rounds import records
 

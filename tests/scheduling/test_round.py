@@ -15,7 +15,7 @@ from dspark.scheduling import (
     PrefixScheduler,
     Scheduler,
     StaticThreshold,
-    conditional_confidences,
+    conditionals,
     rate_floors,
 )
 from dspark.scheduling.survival import survivals
@@ -136,6 +136,6 @@ def test_promised_rates_become_floors() -> None:
 
 def test_calibrated_survivals_become_confidences() -> None:
     a = np.array([[0.8, 0.4, 0.5], [0.5, 0.0, 0.0]])
-    c = conditional_confidences(a)
+    c = conditionals(a)
     assert c == pytest.approx(np.array([[0.8, 0.5, 1.0], [0.5, 0.0, 0.0]]))
     assert pytest.approx(np.minimum.accumulate(a, axis=1)) == survivals(c, Batch(KEYS[:2], 3)).T

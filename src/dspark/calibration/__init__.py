@@ -13,8 +13,9 @@ from dspark.calibration.online import OnlineLogistic
 from dspark.calibration.records import DraftMode, RoundRecords, concatenate, split_by_request
 from dspark.calibration.report import CalibrationReport, calibrate
 from dspark.calibration.shards import RecordStore, read_records
-from dspark.calibration.signals import RoundHistory, Signals, SurvivalModel, conditionals, peak_log_odds
+from dspark.calibration.signals import RoundHistory, Signals, SurvivalModel, peak_log_odds
 from dspark.calibration.temperature import SequentialTemperature, fit_temperatures
+from dspark.core.conditionals import conditionals
 
 __all__ = [
     "Calibration",

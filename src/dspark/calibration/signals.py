@@ -103,13 +103,6 @@ def cumulative(c: Floats) -> Floats:
     return non_increasing(np.cumprod(c, axis=-1))
 
 
-def conditionals(a: Floats) -> Floats:
-    """Conditional acceptances c [B, G] whose running product is the survivals a [B, G]: what schedulers take."""
-    before = np.concatenate((np.ones_like(a[..., :1]), a[..., :-1]), axis=-1)
-    c: Floats = np.divide(a, before, out=np.zeros_like(a), where=before > 0)
-    return np.clip(c, 0, 1)
-
-
 def non_increasing(a: Floats) -> Floats:
     """`a` [B, G] cut so that no survival exceeds the one before it: rounding and fitted maps may break the order."""
     clamped: Floats = np.minimum.accumulate(a, axis=-1)

@@ -1,5 +1,6 @@
 """How many drafts of each request are verified. Needs numpy only: any engine can use it (docs/scheduling.md)."""
 
+from dspark.core.conditionals import conditionals
 from dspark.scheduling.cost import CostModel, RoundSeconds
 from dspark.scheduling.cost_table import CostTable
 from dspark.scheduling.fixed import FixedLength
@@ -12,7 +13,6 @@ from dspark.scheduling.rate_floor import rate_floors
 from dspark.scheduling.registry import SCHEDULERS, SchedulerConfig, build_scheduler
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.scheduler import Scheduler
-from dspark.scheduling.survival import conditional_confidences
 from dspark.scheduling.threshold import StaticThreshold
 
 __all__ = [
@@ -34,6 +34,6 @@ __all__ = [
     "SchedulerConfig",
     "StaticThreshold",
     "build_scheduler",
-    "conditional_confidences",
+    "conditionals",
     "rate_floors",
 ]

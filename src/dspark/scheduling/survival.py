@@ -38,12 +38,3 @@ def checked_confidences(confidences: Floats | None, batch: Batch) -> Floats:
             "calibrated probabilities, not logits, and look for NaN in the drafter"
         )
     return confidences
-
-
-def conditional_confidences(survival: Floats) -> Floats:
-    """c[r, j] = a[r, j] / a[r, j - 1] [B, gamma] of calibrated survivals a [B, gamma], for `Scheduler.lengths`.
-
-    Survivals that rise with j are held at the one before; after 0, confidences are 0.
-    """
-    before = np.minimum.accumulate(np.concatenate([np.ones((len(survival), 1)), survival[:, :-1]], axis=1), axis=1)
-    return np.divide(np.minimum(survival, before), before, out=np.zeros(survival.shape), where=before > 0)
