@@ -184,3 +184,40 @@ def test_sigterm_ends_the_run_after_its_step_with_a_state(tmp_path: Path) -> Non
     trainer.watch = lambda progress: os.kill(os.getpid(), signal.SIGTERM)
     assert trainer.run() == 1
     assert read_state(tmp_path / "state").step == 1
+
+
+def with_chunks(recipe: Recipe, chunk: int | None, head: str = "vanilla") -> Recipe:
+    loss = recipe.loss.model_copy(update={"vocabulary_chunk": chunk})
+    return recipe.model_copy(
+        update={"loss": loss, "drafter": recipe.drafter.model_copy(update={"markov_head_type": head})}
+    )
+
+
+@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
+def test_reading_the_vocabulary_in_chunks_changes_rounding_alone(tmp_path: Path, head: str) -> None:
+    """From the same weights: figures of an evaluation, and of a step with its gradient's norm."""
+    evaluations, rows = [], []
+    for name, chunk in (("whole", None), ("chunks", 7)):
+        trainer = make_trainer(tmp_path / name, with_chunks(tiny_recipe(), chunk, head))
+        evaluations.append(trainer.evaluate().as_json())
+        stop_after(trainer, 0)
+        row = json.loads((tmp_path / name / "metrics.jsonl").read_text())
+        rows.append({key: value for key, value in row.items() if key not in ("time", "seconds")})
+    assert evaluations[1]["greedy_acceptance"] == evaluations[0]["greedy_acceptance"]
+    assert flat_numbers(evaluations[1]) == pytest.approx(flat_numbers(evaluations[0]), abs=1e-4)  # rates have 4 digits
+    assert flat_numbers(rows[1]) == pytest.approx(flat_numbers(rows[0]), abs=1e-4)
+
+
+def flat_numbers(row: object) -> list[float]:
+    if isinstance(row, dict):
+        return [number for value in row.values() for number in flat_numbers(value)]
+    return [number for value in row for number in flat_numbers(value)] if isinstance(row, list) else [row]
+
+
+def test_states_from_before_there_were_chunks_resume(tmp_path: Path) -> None:
+    stop_after(make_trainer(tmp_path, tiny_recipe()), 3)
+    path = tmp_path / "state" / "state.json"
+    saved = json.loads(path.read_text())
+    del saved["identity"]["loss.vocabulary_chunk"]
+    path.write_text(json.dumps(saved))
+    assert make_trainer(tmp_path, tiny_recipe()).run() == 6

@@ -43,7 +43,12 @@ def greedy_agreement(logits: Tensor, teacher: SparseTeacher) -> Tensor:
 
     A favourite outside the draft vocabulary, whose probability is 0 here, is never met.
     """
-    met = (logits.argmax(-1) == teacher.ids[:, 0]) & (teacher.probabilities[:, 0] > 0)
+    return agreement_of(logits.argmax(-1), teacher)
+
+
+def agreement_of(favourites: Tensor, teacher: SparseTeacher) -> Tensor:
+    """`greedy_agreement` of drafts whose likeliest tokens [N] are known."""
+    met = (favourites == teacher.ids[:, 0]) & (teacher.probabilities[:, 0] > 0)
     return met.float()
 
 
@@ -79,16 +84,26 @@ def sparse_loss(
 
     TV uses sum_v min(p_t, p_d) over the teacher's K tokens; what lies beyond them is at most the teacher's tail mass.
     """
+    return loss_of_log_probs(gather_log_probs(logits, teacher.ids), confidence_logits, teacher, slots, coefficients)
+
+
+def loss_of_log_probs(
+    log_p_d: Tensor,
+    confidence_logits: Tensor | None,
+    teacher: SparseTeacher,
+    slots: Tensor,
+    coefficients: LossCoefficients,
+) -> LossTerms:
+    """`sparse_loss` of a draft whose log-probabilities [N, K] of the teacher's tokens are known."""
     w = torch.exp(-slots.float() / coefficients.decay)
     w = w / w.sum()
     p_t = teacher.probabilities
-    log_p_d = gather_log_probs(logits, teacher.ids)
     cross_entropy = (w * -(p_t * log_p_d).sum(-1)).sum()
     overlap = torch.minimum(p_t, log_p_d.exp()).sum(-1)
     acceptance = overlap.detach().clamp(0.0, 1.0)
     # DeepSpec's L1 term is sum |p_d - p_t| = 2 TV, hence the factor.
     total_variation = (w * 2.0 * (1.0 - overlap)).sum()
-    confidence = logits.new_zeros(())
+    confidence = log_p_d.new_zeros(())
     if confidence_logits is not None:
         bce = torch.nn.functional.binary_cross_entropy_with_logits(confidence_logits, acceptance, reduction="none")
         confidence = (w * bce).sum()

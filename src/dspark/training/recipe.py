@@ -45,12 +45,17 @@ class DataSection(_Section):
 
 
 class LossSection(_Section):
-    """Coefficients of the loss terms; that of the total variation multiplies sum |p_d - p_t| = 2 TV, as DeepSpec's."""
+    """Coefficients of the loss terms; that of the total variation multiplies sum |p_d - p_t| = 2 TV, as DeepSpec's.
+
+    With `vocabulary_chunk`, draft logits are computed for that many tokens at a time, and again in the backward pass:
+    less memory for more arithmetic. Without it they are kept whole.
+    """
 
     cross_entropy: float = Field(default=0.5, ge=0)
     total_variation: float = Field(default=0.9, ge=0)
     confidence: float = Field(default=0.2, ge=0)
     decay: float = Field(default=4.0, gt=0)
+    vocabulary_chunk: int | None = Field(default=None, ge=1)
 
     @property
     def coefficients(self) -> LossCoefficients:

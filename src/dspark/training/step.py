@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from dspark.core.factored_logits import FactoredLogits, favourites
 from dspark.core.losses import LossCoefficients
 from dspark.drafters.dspark import DSpark
 from dspark.errors import NumericalError
 from dspark.training.batches import Batch
-from dspark.training.objective import LossTerms, greedy_agreement, sparse_loss
+from dspark.training.chunked_loss import chunked_sparse_loss
+from dspark.training.objective import LossTerms, agreement_of, greedy_agreement, sparse_loss
 
 
 class DivergenceError(NumericalError):
@@ -45,16 +47,23 @@ class StepResult:
         return figures | rates | {"tau": self.tau}
 
 
-def forward(drafter: DSpark, batch: Batch, coefficients: LossCoefficients) -> LossTerms:
-    """The loss of `drafter` on `batch`, with gradient when autograd is on."""
-    logits, confidence = supervised_logits(drafter, batch)
-    return sparse_loss(logits, confidence, batch.teacher, batch.slots, coefficients)
+def forward(
+    drafter: DSpark, batch: Batch, coefficients: LossCoefficients, vocabulary_chunk: int | None = None
+) -> LossTerms:
+    """The loss of `drafter` on `batch`, with gradient when autograd is on.
+
+    With `vocabulary_chunk`, logits are computed for that many tokens at a time and again in the backward pass.
+    """
+    if vocabulary_chunk is None:
+        logits, confidence = supervised_logits(drafter, batch)
+        return sparse_loss(logits, confidence, batch.teacher, batch.slots, coefficients)
+    factors, confidence = supervised_factors(drafter, batch)
+    return chunked_sparse_loss(factors, confidence, batch.teacher, batch.slots, coefficients, vocabulary_chunk)
 
 
 def supervised_logits(drafter: DSpark, batch: Batch) -> tuple[Tensor, Tensor | None]:
     """Draft logits [N, V_draft] of the supervised slots, and their confidence logits [N] if there is such a head."""
-    gamma = batch.supervised.shape[1]
-    hidden = drafter.training_states(batch.features, batch.token_ids, batch.anchors, batch.lengths, gamma)
+    hidden = _hidden(drafter, batch)
     # The vocabulary-sized product runs on supervised slots alone; latents need whole blocks (recurrent heads).
     logits = drafter.base_logits(hidden[batch.supervised])
     if drafter.markov_head is not None:
@@ -63,14 +72,37 @@ def supervised_logits(drafter: DSpark, batch: Batch) -> tuple[Tensor, Tensor | N
     return logits, None if confidence is None else confidence[batch.supervised]
 
 
+def supervised_factors(drafter: DSpark, batch: Batch) -> tuple[FactoredLogits, Tensor | None]:
+    """`supervised_logits` with the logits left as factors."""
+    hidden = _hidden(drafter, batch)
+    latents = w2 = None
+    if drafter.markov_head is not None:
+        latents = drafter.markov_latents(hidden, batch.previous)[batch.supervised]
+        w2 = drafter.markov_head.markov_w2.weight
+    factors = FactoredLogits(hidden[batch.supervised], drafter.head, latents, w2)
+    confidence = drafter.confidence_logits(hidden, batch.previous)
+    return factors, None if confidence is None else confidence[batch.supervised]
+
+
+def _hidden(drafter: DSpark, batch: Batch) -> Tensor:
+    gamma = batch.supervised.shape[1]
+    return drafter.training_states(batch.features, batch.token_ids, batch.anchors, batch.lengths, gamma)
+
+
 def train_step(
-    drafter: DSpark, optimiser: optim.Optimizer, batch: Batch, coefficients: LossCoefficients, rate: float, clip: float
+    drafter: DSpark,
+    optimiser: optim.Optimizer,
+    batch: Batch,
+    coefficients: LossCoefficients,
+    rate: float,
+    clip: float,
+    vocabulary_chunk: int | None = None,
 ) -> StepResult:
     """Update `drafter` once at learning rate `rate`. Raises DivergenceError before a bad update, never after."""
     for group in optimiser.param_groups:
         group["lr"] = rate
     optimiser.zero_grad(set_to_none=True)
-    terms = forward(drafter, batch, coefficients)
+    terms = forward(drafter, batch, coefficients, vocabulary_chunk)
     terms.total.backward()  # type: ignore[no-untyped-call]
     norm = nn.utils.clip_grad_norm_([p for p in drafter.parameters() if p.requires_grad], clip)
     if not torch.isfinite(terms.total) or not torch.isfinite(norm):
@@ -83,11 +115,19 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate_step(drafter: DSpark, batch: Batch, coefficients: LossCoefficients) -> StepResult:
+def evaluate_step(
+    drafter: DSpark, batch: Batch, coefficients: LossCoefficients, vocabulary_chunk: int | None = None
+) -> StepResult:
     """The same figures without an update, and the acceptance of greedy drafts."""
-    logits, confidence = supervised_logits(drafter, batch)
-    terms = sparse_loss(logits, confidence, batch.teacher, batch.slots, coefficients)
-    greedy = conditional_acceptance(greedy_agreement(logits, batch.teacher), batch.supervised)
+    if vocabulary_chunk is None:
+        logits, confidence = supervised_logits(drafter, batch)
+        terms = sparse_loss(logits, confidence, batch.teacher, batch.slots, coefficients)
+        agreed = greedy_agreement(logits, batch.teacher)
+    else:
+        factors, confidence = supervised_factors(drafter, batch)
+        terms = chunked_sparse_loss(factors, confidence, batch.teacher, batch.slots, coefficients, vocabulary_chunk)
+        agreed = agreement_of(favourites(factors, vocabulary_chunk), batch.teacher)
+    greedy = conditional_acceptance(agreed, batch.supervised)
     return replace(_result(terms, batch, 0.0), greedy_acceptance=greedy)
 
 

@@ -97,9 +97,8 @@ class Trainer:
         started = time.monotonic()
         optimiser = self.recipe.optimiser
         batch = self._batch(self.step)
-        result = train_step(
-            self.drafter, self.optimiser, batch, self.coefficients, optimiser.rate(self.step), optimiser.clip
-        )
+        rate, chunk = optimiser.rate(self.step), self.recipe.loss.vocabulary_chunk
+        result = train_step(self.drafter, self.optimiser, batch, self.coefficients, rate, optimiser.clip, chunk)
         if optimiser.cools(self.step):
             self._cooldown_start = optimiser.cooldown_start
         self.step += 1
@@ -117,7 +116,8 @@ class Trainer:
             gamma = self.recipe.drafter.block_size
             records = [self.teacher.records([answer])[0] for answer in self.answers.held_out]
             self._held_out_batch = make_batch(self.answers.held_out, records, 32, gamma, self._draft_index, 0)
-        return evaluate_step(self.drafter, self._held_out_batch, self.coefficients)
+        chunk = self.recipe.loss.vocabulary_chunk
+        return evaluate_step(self.drafter, self._held_out_batch, self.coefficients, chunk)
 
     def _batch(self, step: int) -> Batch:
         data, seed = self.recipe.data, self.recipe.seed
