@@ -1,7 +1,7 @@
 """Every error that dspark raises on purpose: one tree, so that callers can catch one class.
 
 A message says what was found, what was expected and what to do. The CLI prints it as one line and exits with 2, or
-with 1 for a `NumericalError`.
+with 1 for a `NumericalError` or an `EndpointError`.
 """
 
 
@@ -27,6 +27,10 @@ class CapacityError(DsparkError):
 
 class DependencyError(DsparkError):
     """An optional package that this feature needs is not installed."""
+
+
+class EndpointError(DsparkError):
+    """A server that was to answer cannot be reached, refuses, or fails whatever it is asked."""
 
 
 class NumericalError(DsparkError):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from dspark.errors import DsparkError, NumericalError
+from dspark.errors import DsparkError, EndpointError, NumericalError
 
 DONE, FAILURE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 DEBUG_VARIABLE = "DSPARK_DEBUG"
@@ -38,7 +38,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted", INTERRUPTED
     if isinstance(error, DsparkError):
-        return str(error), FAILURE if isinstance(error, NumericalError) else BAD_INPUT
+        return str(error), FAILURE if isinstance(error, NumericalError | EndpointError) else BAD_INPUT
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}", FAILURE if error.errno in _MACHINE_ERRORS else BAD_INPUT
     if isinstance(error, MemoryError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from dspark.errors import ConfigError, FormatError
+from dspark.errors import CompatibilityError, ConfigError, FormatError
 
 MIN_RESPONSE_TOKENS = 14
 """Shorter answers teach nothing about blocks; DeepSpec drops them too."""
@@ -48,13 +48,20 @@ def split_answers(answers: Sequence[Answer], held_out: int) -> AnswerSplit:
     return AnswerSplit(tuple(answers[held_out:]), tuple(answers[:held_out]))
 
 
-def read_answers(path: Path, *, max_temperature: float = float("inf"), max_length: int = 1024) -> list[Answer]:
+def read_answers(
+    path: Path, *, max_temperature: float = float("inf"), max_length: int = 1024, template_hash: str = ""
+) -> list[Answer]:
     """Answers of a JSONL file (optionally .gz) that were sampled at most at `max_temperature`.
 
     Longer sequences are cut to `max_length` tokens, which supervises nothing false: no end token is added. Answers
     with fewer than `MIN_RESPONSE_TOKENS` left are dropped.
+
+    Raises:
+        FormatError: the file is missing or malformed (the line is named), or no answer is left.
+        CompatibilityError: an answer tells that its chat was rendered by another template than `template_hash`'s.
     """
-    answers = (_answer(row, path, number, max_length) for number, row in enumerate(read_jsonl(path), 1))
+    rows = (_of_template(row, path, number, template_hash) for number, row in enumerate(read_jsonl(path), 1))
+    answers = (_answer(row, path, number, max_length) for number, row in enumerate(rows, 1))
     kept = [a for a in answers if a.temperature <= max_temperature and len(a.response_ids) >= MIN_RESPONSE_TOKENS]
     if not kept:
         raise FormatError(
@@ -87,6 +94,16 @@ def _object(line: str, path: Path, number: int) -> dict[str, Any]:
         raise FormatError(f"{path}, line {number} is not JSON: {error}.") from error
     if not isinstance(row, dict):
         raise FormatError(f"{path}, line {number} holds a {type(row).__name__}, expected an object.")
+    return row
+
+
+def _of_template(row: dict[str, Any], path: Path, number: int, expected: str) -> dict[str, Any]:
+    found = row.get("template_hash")
+    if found and expected and found != expected:
+        raise CompatibilityError(
+            f"{path}, line {number} was rendered with chat template {found}, the target's is {expected}. "
+            "Regenerate the answers with this target (dspark data regenerate)."
+        )
     return row
 
 

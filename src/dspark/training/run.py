@@ -62,7 +62,12 @@ def train(
     if recipe.target != target.info.name:
         raise CompatibilityError(f"The recipe trains for {recipe.target!r}, but the target is {target.info.name!r}.")
     data = recipe.data
-    answers = read_answers(data.answers, max_temperature=data.max_temperature, max_length=data.max_length)
+    answers = read_answers(
+        data.answers,
+        max_temperature=data.max_temperature,
+        max_length=data.max_length,
+        template_hash=target.info.template_hash,
+    )
     split = split_answers(answers, data.held_out)
     teacher = teacher_of(recipe, target, teacher_directory)
     point = resume_point(directory, recipe, target.info)
