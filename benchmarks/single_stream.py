@@ -1,4 +1,4 @@
-"""Single-stream speed: plain and speculative decoding of this engine, and `generate` of transformers.
+"""Single-stream speed: this engine plainly, with its drafter, with copied drafts beside it; `generate` of transformers.
 
 All arms answer the same prompts one at a time, take turns on each prompt, and are timed by the same clock around the
 whole call, prompt included; one ratio leaves the prompt out. Ratios are taken per repeat; median and spread are
@@ -11,12 +11,14 @@ import argparse
 import json
 import platform
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
 from dspark.data.chat import user_turn
 from dspark.doctor.machine import processor
+from dspark.drafters.prompt_lookup import PromptLookup
 from dspark.engine.models import open_models
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
@@ -52,17 +54,21 @@ def main() -> None:
     models = open_models(TARGET, args.drafter)
     target, codec = models.target, models.codec
     drafter, _ = models.speculative()
-    limit = args.max_draft_tokens or start_limit(models, params).drafts
+    choice = start_limit(models, params)
+    limit = args.max_draft_tokens or choice.drafts
+    lookup = choice.lookup if args.lookup_drafts is None else PromptLookup(args.lookup_drafts)
     options = DecodeOptions(max_draft_tokens=limit)
     arms: dict[str, Decode] = {
         "plain": loop_decoder(ReferenceLoop(target), params),
-        "speculative": loop_decoder(ReferenceLoop(target, drafter, options), params),
+        "drafter": loop_decoder(ReferenceLoop(target, drafter, options), params),
+        "speculative": loop_decoder(ReferenceLoop(target, drafter, replace(options, lookup=lookup)), params),
     }
     if not args.without_transformers:
         arms["transformers bf16"] = transformers_decoder(args.max_tokens)
     report: dict[str, object] = {
         "machine": machine(),
         "max_draft_tokens": limit,
+        "lookup": None if lookup is None else asdict(lookup),
         "settings": {k: str(v) for k, v in vars(args).items()},
     }
     for path in args.sets:
@@ -124,6 +130,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--max-draft-tokens", type=int, help="cap below the drafter's gamma (default: measured)")
+    parser.add_argument("--lookup-drafts", type=int, help="tokens copied at a time (default: measured)")
     parser.add_argument("--without-transformers", action="store_true")
     parser.add_argument("--json", help="write all figures to this file")
     return parser.parse_args()

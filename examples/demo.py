@@ -41,11 +41,12 @@ def main() -> None:
     limit = choice.drafts
     if choice.warning is not None:
         console.print(f"[dim]{choice.warning}[/dim]")
+    copied = "" if choice.lookup is None else f"; what repeats is copied, {choice.lookup.drafts} at a time"
     console.print(
-        f"[bold]{TARGET}[/bold] with {directory.name}: {limit} of {drafter.info.gamma} drafts a round pay here\n"
+        f"[bold]{TARGET}[/bold] with {directory.name}: {limit} of {drafter.info.gamma} drafts a round pay here{copied}\n"
     )
 
-    loop = ReferenceLoop(target, drafter, DecodeOptions(max_draft_tokens=limit))
+    loop = ReferenceLoop(target, drafter, DecodeOptions(limit, lookup=choice.lookup))
     prompts = [codec.encode_chat(user_turn(prompt)) for prompt in PROMPTS]
     console.print(f"[dim]{PROMPTS[0]}[/dim]")
     for commit in loop.start(prompts[0], params, codec.detokeniser()):

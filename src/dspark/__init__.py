@@ -7,6 +7,7 @@ from dspark.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dspark.calibration.report import calibrate as calibrate
+    from dspark.drafters.prompt_lookup import PromptLookup as PromptLookup
     from dspark.drafters.registry import load_drafter as load_drafter
     from dspark.engine.options import DecodeOptions as DecodeOptions
     from dspark.engine.reference import ReferenceLoop as ReferenceLoop
@@ -23,6 +24,7 @@ _HOMES = {
     "CostTable": "dspark.scheduling",
     "DecodeOptions": "dspark.engine.options",
     "PrefixScheduler": "dspark.scheduling",
+    "PromptLookup": "dspark.drafters.prompt_lookup",
     "ReferenceLoop": "dspark.engine.reference",
     "SamplingParams": "dspark.types",
     "calibrate": "dspark.calibration.report",
@@ -38,6 +40,7 @@ __all__ = [
     "CostTable",
     "DecodeOptions",
     "PrefixScheduler",
+    "PromptLookup",
     "ReferenceLoop",
     "SamplingParams",
     "calibrate",

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from dspark.drafters.prompt_lookup import PromptLookup
 from dspark.engine.draft_limit import NO_PROFILE, NOISY_PROFILE, DraftLimit
 from tests.cli.conftest import write_target
 
@@ -83,6 +84,7 @@ def test_whoever_gives_a_seed_hears_what_it_costs(run, world, monkeypatch):
     [
         (DraftLimit(0), "drafting does not pay on this machine; decoding plainly"),
         (DraftLimit(0, NOISY_PROFILE), f"{NOISY_PROFILE}; decoding plainly"),
+        (DraftLimit(0, lookup=PromptLookup()), "drafting does not pay on this machine; drafts are copied or none"),
         (DraftLimit(3, NO_PROFILE), NO_PROFILE),
     ],
 )
@@ -93,6 +95,23 @@ def test_why_rounds_are_as_they_are_is_said(run, world, monkeypatch, limit, said
     assert said in err
     assert ("does not pay" in err) == (limit.warning is None)
     assert "decoding plainly" not in run(*arguments, "--max-draft-tokens", 0).err
+
+
+def test_what_repeats_is_copied_unless_refused(run, world, monkeypatch):
+    """The tiny target answers in circles soon; a drafter brings copies along, plain decoding asks for them."""
+    monkeypatch.setattr("dspark.engine.start_profile.start_limit", lambda *args: DraftLimit(1, lookup=PromptLookup(2)))
+    arguments = ("generate", QUESTION, "-t", world / "target", "-n", 80, "--ignore-eos", "--json")
+    drafting = (*arguments, "-d", world / "drafter")
+
+    def copied(*flags):
+        return run(*flags).json["metrics"]["lookup_rounds"] > 0
+
+    assert copied(*drafting)
+    assert copied(*drafting, "--max-draft-tokens", 1)
+    assert copied(*arguments, "-d", "none", "--lookup")
+    for flags in (["--no-lookup"], ["--max-draft-tokens", 0]):
+        assert not copied(*drafting, *flags)
+    assert not copied(*arguments, "-d", "none")
 
 
 @pytest.mark.parametrize("option", [["--block-verification"], ["--max-draft-tokens", "1"], ["--max-draft-tokens", "0"]])

@@ -10,13 +10,16 @@ from dspark.cli.main import app
 from dspark.cli.runner import exit_status
 
 SAMPLING = {"--max-tokens", "--temperature", "--top-k", "--top-p", "--min-p", "--seed"}
+COPYING = {"--lookup", "--no-lookup"}
 SURFACE = {
     "generate": SAMPLING
     | {"--prompt-file", "--target", "--drafter", "--dtype", "--raw", "--system", "--stop", "--ignore-eos"}
     | {"--repetition-penalty", "--presence-penalty", "--frequency-penalty"}
-    | {"--max-draft-tokens", "--block-verification", "--json"},
-    "chat": SAMPLING | {"--target", "--drafter", "--dtype", "--max-draft-tokens", "--system", "--json"},
+    | {"--max-draft-tokens", "--block-verification", "--json"}
+    | COPYING,
+    "chat": SAMPLING | {"--target", "--drafter", "--dtype", "--max-draft-tokens", "--system", "--json"} | COPYING,
     "eval": SAMPLING
+    | COPYING
     | {
         "--limit",
         "--journal",

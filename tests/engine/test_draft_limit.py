@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspark.drafters.fake import FakeDrafter
+from dspark.drafters.prompt_lookup import PromptLookup
 from dspark.engine.draft_limit import (
     NEAR,
     NO_PROFILE,
@@ -147,6 +148,6 @@ def test_a_loop_of_ones_own_asks_in_one_call() -> None:
     clock = FakeClock()
     target = TimedTarget(clock, [1 / 64, 1 / 64, 1 / 64, 1 / 8, 1 / 8])
     drafter = TimedDrafter(clock, GAMMA, acceptance=INFO.acceptance)
-    assert measure_draft_limit(target, drafter, GREEDY, clock) == DraftLimit(2)
+    assert measure_draft_limit(target, drafter, GREEDY, clock) == DraftLimit(2)  # its free drafts beat copies
     slow = TimedTarget(clock, [9.0])
-    assert measure_draft_limit(slow, drafter, GREEDY, clock) == DraftLimit(GAMMA, NO_PROFILE)
+    assert measure_draft_limit(slow, drafter, GREEDY, clock) == DraftLimit(GAMMA, NO_PROFILE, PromptLookup())

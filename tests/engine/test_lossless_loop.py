@@ -22,6 +22,7 @@ from dspark.core.penalties import TokenHistory, penalised
 from dspark.core.rejection import RejectionRule, TokenRejection
 from dspark.core.sampling import probabilities
 from dspark.drafters.fake import FakeDrafter
+from dspark.drafters.prompt_lookup import PromptLookup
 from dspark.engine import sampler
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
@@ -33,7 +34,7 @@ V, GAMMA, PROMPT = 3, 3, (0, 2)
 TARGET = HashedLaw(V, seed=6, order=1)
 PLAIN = SamplingParams(temperature=1.0)
 LEVEL = 1e-4
-TESTS = 16
+TESTS = 19
 TOKENS = 3200
 
 
@@ -47,13 +48,15 @@ class Case:
     admits: AdmissionPolicy = admit_all
     greedy_drafts: bool = False
     eos: tuple[int, ...] = ()
+    lookup: PromptLookup | None = None
 
     def loop(self) -> ReferenceLoop:
         target = FakeTarget(TARGET, V, order=1, max_positions=512, eos_token_ids=self.eos)
         drafter = FakeDrafter(
             HashedLaw(V, 31, self.order), V, GAMMA, 6, confidence=lambda tokens: float(sum(tokens) % 3)
         )
-        return ReferenceLoop(target, drafter, DecodeOptions(None, self.rule, self.admits, self.greedy_drafts))
+        options = DecodeOptions(None, self.rule, self.admits, self.greedy_drafts, lookup=self.lookup)
+        return ReferenceLoop(target, drafter, options)
 
     def texts(self, seeds: int, length: int) -> list[Tokens]:
         loop = self.loop()
@@ -103,6 +106,10 @@ MARKOV_CASES = {
     "block, top-k": Case(BlockVerification(), params=SamplingParams(temperature=0.6, top_k=2)),
     "block, threshold": Case(BlockVerification(), admits=confident),
     "token, greedy drafts": Case(TokenRejection(), greedy_drafts=True),
+    "token, lookup": Case(TokenRejection(), lookup=PromptLookup(drafts=3, match=2)),
+    "block, lookup, top-p": Case(
+        BlockVerification(), params=SamplingParams(temperature=1.5, top_p=0.85), lookup=PromptLookup(2, match=3)
+    ),
 }
 MORE_CASES = {
     "token": MARKOV_CASES["token"],
@@ -128,6 +135,7 @@ def test_tokens_follow_the_target_closely(case: Case) -> None:
 PENALTIES = SamplingParams(temperature=1.2, repetition_penalty=1.6, presence_penalty=0.5, frequency_penalty=0.5)
 SHORT_CASES = {
     "token, penalties": Case(TokenRejection(), params=PENALTIES),
+    "token, lookup, penalties": Case(TokenRejection(), params=PENALTIES, lookup=PromptLookup(drafts=2, match=1)),
     "block, penalties": Case(BlockVerification(), params=PENALTIES),
     "token, end token": Case(TokenRejection(), eos=(1,)),
     "block, end token": Case(BlockVerification(), eos=(1,)),

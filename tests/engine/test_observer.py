@@ -6,6 +6,7 @@ import torch
 from dspark.core.hashed_law import HashedLaw
 from dspark.core.tau import Round, RoundTally
 from dspark.drafters.fake import FakeDrafter
+from dspark.drafters.prompt_lookup import PromptLookup
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
 from dspark.targets.fake import FakeTarget
@@ -47,6 +48,14 @@ def test_slots_come_before_their_round_and_every_round_is_told():
         if isinstance(one, Round):
             tally.add(one)
     assert tally == result.tally
+
+
+def test_copied_drafts_are_not_the_drafters_and_not_told():
+    notes = Notes()
+    result = loop(lookup=PromptLookup(2, match=1)).generate(PROMPT, PARAMS, observer=notes)
+    told = [one for one in notes.told if isinstance(one, Round)]
+    assert 0 < len(told) == result.tally.rounds - result.lookup_rounds < result.tally.rounds
+    assert len(notes.told) == 4 * len(told)
 
 
 def test_watching_changes_nothing():

@@ -16,6 +16,7 @@ from dspark.core.hashed_law import HashedLaw
 from dspark.core.penalties import TokenHistory, penalised
 from dspark.core.rejection import RejectionRule, TokenRejection
 from dspark.drafters.fake import FakeBlock, FakeContext, FakeDrafter
+from dspark.drafters.prompt_lookup import PromptLookup
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
 from dspark.engine.result import GenerationResult
@@ -109,6 +110,42 @@ def test_greedy_text_is_the_targets_own(
     options = DecodeOptions(max_draft_tokens=gamma, rule=rule)
     loop = ReferenceLoop(target(seed), drafter(draft_seed, order, gamma=5), options)
     assert list(loop.generate(prompt, GREEDY).token_ids) == plain_greedy(20, prompt, seed=seed)
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 50),
+    gamma=st.integers(0, 3),
+    rule=st.sampled_from(RULES),
+    lookup=st.builds(PromptLookup, st.integers(1, 4), st.integers(1, 3)),
+    penalty=st.sampled_from([1.0, 1.3]),
+)
+def test_greedy_text_with_copied_drafts_is_the_targets_own(
+    seed: int, gamma: int, rule: RejectionRule, lookup: PromptLookup, penalty: float
+) -> None:
+    params = SamplingParams(max_tokens=20, repetition_penalty=penalty)
+    loop = ReferenceLoop(target(seed), drafter(seed, 1), DecodeOptions(gamma, rule, lookup=lookup))
+    assert list(loop.generate(PROMPT, params).token_ids) == plain_greedy(20, seed=seed, params=params)
+
+
+def test_copies_alone_follow_a_loop() -> None:
+    """A greedy target that looks at one token goes in circles, which copies guess without a drafter."""
+    result = ReferenceLoop(target(order=1), options=DecodeOptions(lookup=PromptLookup(4, match=2))).generate(
+        PROMPT, SamplingParams(max_tokens=60)
+    )
+    assert result.tally.tau > 3
+    assert 0 < result.metrics["lookup_rounds"] < result.tally.rounds
+
+
+def test_the_drafter_keeps_up_while_drafts_are_copied() -> None:
+    spy = drafter(order=1)
+    loop = ReferenceLoop(target(), spy, DecodeOptions(lookup=PromptLookup(2, match=2)))
+    result = loop.generate(PROMPT, SamplingParams(temperature=1.0, max_tokens=80, seed=7))
+    assert 0 < result.lookup_rounds < result.tally.rounds
+    tokens, places = (*PROMPT, *result.token_ids), [len(features) for _, features, _ in spy.blocks]
+    assert [tokens[place] for place in places] == [anchor for anchor, _, _ in spy.blocks]
+    assert places == sorted(set(places))
+    assert max(b - a for a, b in itertools.pairwise(places)) > 4  # more than a round of its own commits
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4])
@@ -429,7 +466,7 @@ def test_metrics_hold_the_agreed_keys() -> None:
     assert set(decode().metrics) == {
         *("tau", "tokens_per_target_forward", "rounds", "drafted_tokens", "verified_tokens", "accepted_tokens"),
         *("acceptance_by_position", "conditional_acceptance_by_position", "output_tokens", "tokens_per_second"),
-        *("prefill_seconds", "draft_seconds", "verify_seconds", "schedule_seconds"),
+        *("prefill_seconds", "draft_seconds", "verify_seconds", "schedule_seconds", "lookup_rounds"),
     }
 
 

@@ -116,7 +116,7 @@ def calibrate(
     sets = read_prompt_sets(files, limit)
     if plot is not None:
         load_matplotlib()
-    session = open_session(target, drafter, dtype, decode_options(None, block_verification), quiet=json)
+    session = open_session(target, drafter, dtype, decode_options(None, block_verification), quiet=json, lookup=False)
     decoder = RecordingDecoder(session.loop, session.codec, params)
     pair, sampling = _pair(session, decoder.gamma), _sampling(decoder)
     store = None if records is None else RecordStore(records, _settings(decoder, pair, sampling, dtype, seed))

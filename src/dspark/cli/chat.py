@@ -11,6 +11,7 @@ from dspark.cli.options import (
     DrafterOption,
     DtypeOption,
     JsonOption,
+    LookupOption,
     MaxDraftTokensOption,
     MaxTokensOption,
     MinPOption,
@@ -48,6 +49,7 @@ def chat(
     min_p: MinPOption = 0.0,
     seed: SeedOption = None,
     max_draft_tokens: MaxDraftTokensOption = None,
+    lookup: LookupOption = None,
     dtype: DtypeOption = "auto",
     json: JsonOption = False,
 ) -> None:
@@ -61,7 +63,7 @@ def chat(
     check_sampling(params)
     checked_text(system or "", "system message")
     options, seeded = decode_options(max_draft_tokens), seed is not None
-    session = open_session(target, drafter, dtype, options, quiet=json, measure_for=params, seeded=seeded)
+    session = open_session(target, drafter, dtype, options, json, params, seeded, lookup)
     conversation = Conversation(session, params, system, quiet=json)
     if sys.stdin.isatty() and not json:
         console.note(BANNER)

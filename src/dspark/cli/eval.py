@@ -13,6 +13,7 @@ from dspark.cli.options import (
     DrafterOption,
     DtypeOption,
     JsonOption,
+    LookupOption,
     MaxDraftTokensOption,
     MaxTokensOption,
     MinPOption,
@@ -59,6 +60,7 @@ def evaluate(
     min_p: MinPOption = 0.0,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Prompt i is sampled with N + i.")] = 0,
     max_draft_tokens: MaxDraftTokensOption = None,
+    lookup: LookupOption = None,
     block_verification: BlockVerificationOption = False,
     dtype: DtypeOption = "auto",
     json: JsonOption = False,
@@ -75,7 +77,7 @@ def evaluate(
     check_sampling(params)
     sets = read_prompt_sets(prompts, limit)
     options = decode_options(max_draft_tokens, block_verification)
-    session = open_session(target, drafter, dtype, options, quiet=json)
+    session = open_session(target, drafter, dtype, options, quiet=json, lookup=bool(lookup))
     note_missing_drafter(session, drafter, quiet=json)
     decoder = PromptDecoder(session.loop, session.codec, params)
     record = Journal(

@@ -15,6 +15,7 @@ from dspark.cli.options import (
     FrequencyPenaltyOption,
     IgnoreEosOption,
     JsonOption,
+    LookupOption,
     MaxDraftTokensOption,
     MaxTokensOption,
     MinPOption,
@@ -68,6 +69,7 @@ def generate(
     seed: SeedOption = None,
     stop: StopOption = None,
     max_draft_tokens: MaxDraftTokensOption = None,
+    lookup: LookupOption = None,
     block_verification: BlockVerificationOption = False,
     ignore_eos: IgnoreEosOption = False,
     dtype: DtypeOption = "auto",
@@ -99,7 +101,7 @@ def generate(
     check_sampling(params)
     options = decode_options(max_draft_tokens, block_verification)
     seeded = seed is not None
-    session = open_session(target, drafter, dtype, options, quiet=json, measure_for=params, seeded=seeded)
+    session = open_session(target, drafter, dtype, options, json, params, seeded, lookup)
     codec = session.codec
     answer = session.start(codec.encode(text) if raw else codec.encode_chat(user_turn(text, system)), params)
     note_missing_drafter(session, drafter, quiet=json)

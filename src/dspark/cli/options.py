@@ -120,6 +120,15 @@ MaxDraftTokensOption = Annotated[
         show_default=False,
     ),
 ]
+LookupOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--lookup/--no-lookup",
+        help="Copy drafts from where the text repeats itself. Default: wherever there is a drafter; off in `eval`.",
+        rich_help_panel=_DRAFTING,
+        show_default=False,
+    ),
+]
 BlockVerificationOption = Annotated[
     bool,
     typer.Option(

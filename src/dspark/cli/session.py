@@ -10,7 +10,9 @@ from dspark.errors import CompatibilityError
 if TYPE_CHECKING:
     from dspark.cli.options import Dtype
     from dspark.data.text import TextCodec
+    from dspark.drafters.prompt_lookup import PromptLookup
     from dspark.engine.draft_limit import DraftLimit
+    from dspark.engine.models import Models
     from dspark.engine.options import DecodeOptions
     from dspark.engine.reference import Generation, ReferenceLoop
     from dspark.targets.native import NativeTarget
@@ -58,36 +60,61 @@ def open_session(
     quiet: bool,
     measure_for: "SamplingParams | None" = None,
     seeded: bool = False,
+    lookup: bool | None = None,
 ) -> Session:
     """Load target and drafter, with a spinner on the terminal.
 
     With `measure_for`, and no cap in `options`, a round holds as many drafts as pay on this machine for such requests,
-    by its cost profile; but all where a seed was given (`seeded`) and decides what is drawn.
+    by its cost profile; but all where a seed was given (`seeded`) and decides what is drawn. `lookup` asks for copied
+    drafts or refuses them; None is for as many as pay beside a drafter.
     """
     with console.status(f"Loading {target_name} ...", quiet=quiet):
-        from dspark.core.params import is_greedy
         from dspark.engine.models import open_models
         from dspark.engine.reference import ReferenceLoop
-        from dspark.engine.start_profile import start_limit
 
         models = open_models(target_name, drafter_name, "bf16" if dtype == "auto" else dtype)
-        drafter, remark = models.drafter, None
-        if measure_for is not None and drafter is not None and options.max_draft_tokens is None:
-            if seeded and not is_greedy(measure_for):  # the number of drafts changes no law, but it does change draws
-                remark = SEEDED.format(gamma=drafter.info.gamma)
-            else:
-                limit = start_limit(models, measure_for)
-                options, remark = replace(options, max_draft_tokens=limit.drafts), _remark(limit)
+        limit = None
+        if measure_for is not None and models.drafter is not None and options.max_draft_tokens is None:
+            limit = _affordable(models, measure_for, seeded)
+            options = replace(options, max_draft_tokens=limit.drafts)
+        options = replace(options, lookup=_lookup(lookup, models.drafter is not None, options.max_draft_tokens, limit))
+    remark = None if limit is None else _remark(limit)
     if remark is not None:
         console.note(remark, quiet)
-    return Session(models.codec, ReferenceLoop(models.target, drafter, options), models.drafter_directory)
+    return Session(models.codec, ReferenceLoop(models.target, models.drafter, options), models.drafter_directory)
+
+
+def _affordable(models: "Models", params: "SamplingParams", seeded: bool) -> "DraftLimit":
+    from dspark.core.params import is_greedy
+    from dspark.drafters.prompt_lookup import PromptLookup
+    from dspark.engine.draft_limit import DraftLimit
+    from dspark.engine.start_profile import start_limit
+
+    if seeded and not is_greedy(params):  # the number of drafts changes no law, but it does change draws
+        gamma = models.speculative()[0].info.gamma
+        return DraftLimit(gamma, SEEDED.format(gamma=gamma), PromptLookup())
+    return start_limit(models, params)
+
+
+def _lookup(
+    asked: bool | None, beside_drafter: bool, cap: int | None, limit: "DraftLimit | None"
+) -> "PromptLookup | None":
+    from dspark.drafters.prompt_lookup import PromptLookup
+
+    default = PromptLookup()
+    if (cap == 0 and limit is None) or not (beside_drafter if asked is None else asked):
+        return None
+    if limit is not None:
+        return limit.lookup or (default if asked else None)
+    return default if cap is None else replace(default, drafts=min(default.drafts, cap))
 
 
 def _remark(limit: "DraftLimit") -> str | None:
     if limit.drafts > 0:
         return limit.warning
     reason = limit.warning or "drafting does not pay on this machine"
-    return f"{reason}; decoding plainly (--max-draft-tokens forces drafts)"
+    instead = "decoding plainly" if limit.lookup is None else "drafts are copied or none"
+    return f"{reason}; {instead} (--max-draft-tokens forces drafts)"
 
 
 def open_native_target(name: str) -> "NativeTarget":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from dspark.core.params import is_greedy
+from dspark.drafters.prompt_lookup import PromptLookup
 from dspark.engine.profile_plan import SHORT_CONTEXT
 from dspark.engine.round_profile import RoundProfile
 from dspark.types import DrafterInfo, SamplingParams
@@ -32,10 +33,14 @@ NOISY_PROFILE = (
 
 @dataclass(frozen=True, slots=True)
 class DraftLimit:
-    """At most `drafts` a round, 0 for plain decoding; `warning` says so where this is for want of a good profile."""
+    """At most `drafts` a round, 0 for none; `warning` says so where this is for want of a good profile.
+
+    `lookup` is the prompt lookup that pays beside them, None if none does or nobody asked.
+    """
 
     drafts: int
     warning: str | None = None
+    lookup: PromptLookup | None = None
 
 
 def draft_limit(
@@ -71,7 +76,12 @@ def expected_tokens(info: DrafterInfo, params: SamplingParams) -> list[float]:
     """
     recorded = info.acceptance
     known = (is_greedy(params) and recorded.greedy) or recorded.sampled or (DEFAULT_ACCEPTANCE,)
-    conditional = [known[min(k, len(known) - 1)] for k in range(info.gamma)]
+    return expected_by_acceptance(known, info.gamma)
+
+
+def expected_by_acceptance(known: Sequence[float], gamma: int) -> list[float]:
+    """E(k) for k = 0 ... gamma from conditional acceptances, of which the last one holds on."""
+    conditional = [known[min(k, len(known) - 1)] for k in range(gamma)]
     return list(accumulate(accumulate(conditional, lambda a, c: a * c), initial=1.0))
 
 

@@ -96,6 +96,7 @@ class Generation:
             text="".join(self._texts),
             finish_reason=output.finish_reason,
             tally=self._request.tally,
+            lookup_rounds=self._request.lookup_rounds,
             times=Times(**seconds),
         )
 
@@ -126,13 +127,17 @@ class Generation:
         self._watch.start()
         request = self._request
         sampler = request.sampler.round(len(request.output.token_ids), request.room)
-        self._draft(sampler)
+        copies = request.copies()
+        if copies:
+            sampler.copy(copies)
+        else:
+            self._draft(sampler)
         block = as_ids([request.anchor, *sampler.drafts])
         output = self._target.forward(block, request.target_cache, self._taps)
         verdict = sampler.judge(self._target.logits(output.last_hidden))
         kept = 1 + verdict.accepted
         request.target_cache.rollback(request.length - 1 + kept)
-        commit = request.commit_round(sampler.drafts, verdict)
+        commit = request.commit_round(sampler.drafts, verdict, bool(copies))
         self._watch.lap("verify")
         if request.output.finish_reason is None:
             self._extend(output.features[:kept])

@@ -6,6 +6,7 @@ from dspark.core.draft_vocabulary import DraftVocabulary
 from dspark.core.params import check_sampling
 from dspark.core.penalties import TokenHistory
 from dspark.core.tau import Round, RoundTally
+from dspark.drafters.prompt_lookup import LookupIndex
 from dspark.engine.observer import RoundMemory, RoundObserver, Unobserved
 from dspark.engine.options import DecodeOptions
 from dspark.engine.result import Commit
@@ -39,13 +40,16 @@ class Request:
         end_ids = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *target.info.eos_token_ids)
         self.output = Output(limit, end_ids, params.stop, detokeniser)
         self.max_drafts = max_drafts(drafter, options)
-        capacity = min(self.context, len(prompt_ids) + limit + self.max_drafts)
+        self.lookup = None if options.lookup is None else LookupIndex(options.lookup, prompt_ids)
+        longest = max(self.max_drafts, 0 if options.lookup is None else options.lookup.drafts)
+        capacity = min(self.context, len(prompt_ids) + limit + longest)
         self.target_cache = target.new_cache(capacity)
         self.draft_cache: Cache | None = None if drafter is None else drafter.new_cache(capacity)
         vocabulary = DraftVocabulary(target.info.vocab_size, None if drafter is None else drafter.info.draft_token_ids)
         history = TokenHistory(prompt_ids)
         self.sampler = RequestSampler(params, vocabulary, history, options.rule, options.greedy_drafts)
         self.tally = RoundTally()
+        self.lookup_rounds = 0
         self.observer: RoundObserver = observer or Unobserved()
 
     @property
@@ -60,31 +64,46 @@ class Request:
 
     @property
     def room(self) -> int:
-        """Drafts that the next round may hold: the verified block must end inside the context."""
+        """Drafts that the drafter may make for the next round: the verified block must end inside the context."""
         return min(self.max_drafts, self.context - self.length)
+
+    def copies(self) -> list[int]:
+        """Drafts of the next round that need no drafter, because the text repeats itself; often none."""
+        return [] if self.lookup is None else self.lookup.propose(self.context - self.length)
 
     def commit_first(self, token: int) -> Commit:
         """Take in the token that the prompt's forward yields."""
         self.tally.first_tokens += 1
         return self._take([token])
 
-    def commit_round(self, drafts: Sequence[int], verdict: Verdict) -> Commit:
-        """Take in the outcome of a round: accepted drafts and the token after them, up to where the text ends."""
+    def commit_round(self, drafts: Sequence[int], verdict: Verdict, copied: bool = False) -> Commit:
+        """Take in the outcome of a round: accepted drafts and the token after them, up to where the text ends.
+
+        Rounds of `copied` drafts count, but say nothing of the drafter: its observer and its memory are not told.
+        """
         commit = self._take([*drafts[: verdict.accepted], verdict.token])
         emitted = len(commit.token_ids)
         ended = self.output.ended_by_token and emitted <= verdict.accepted
         accepted = emitted if ended else verdict.accepted
         entry = Round(len(drafts), len(drafts), accepted, emitted, ended)
         self.tally.add(entry)
+        if copied:
+            self.lookup_rounds += 1
+        else:
+            self._tell(entry)
+        return commit
+
+    def _tell(self, entry: Round) -> None:
         self.observer.judged(entry)
         cache: object = self.draft_cache
         if isinstance(cache, RoundMemory):
             cache.judged(entry)
-        return commit
 
     def _take(self, tokens: Sequence[int]) -> Commit:
         commit = self.output.take(tokens)
         self.sampler.commit(commit.token_ids)
+        if self.lookup is not None:
+            self.lookup.append(commit.token_ids)
         return commit
 
 

@@ -37,13 +37,14 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """One finished request. `text` is empty without a detokeniser."""
+    """One finished request. `text` is empty without a detokeniser; `lookup_rounds` copied their drafts."""
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason
     tally: RoundTally
     times: Times
+    lookup_rounds: int = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -56,6 +57,7 @@ class GenerationResult:
         """The keys that every run reports."""
         return {
             **self.tally.metrics(),
+            "lookup_rounds": self.lookup_rounds,
             "tokens_per_second": self.tokens_per_second,
             "prefill_seconds": self.times.prefill,
             "draft_seconds": self.times.draft,

@@ -3,12 +3,13 @@
 Shapes: k drafts of a round, V vocabulary, V_draft draft vocabulary.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from dspark.core.draft_vocabulary import DraftVocabulary
 from dspark.core.params import has_penalties, is_greedy
@@ -16,7 +17,7 @@ from dspark.core.penalties import TokenHistory, penalised, penalised_block
 from dspark.core.rejection import RejectionRule, verify, verify_greedy
 from dspark.core.sampling import draw, greedy_tokens, is_masked, probabilities
 from dspark.core.streams import RandomStreams, Stream
-from dspark.types import SamplingParams, Verdict
+from dspark.types import SamplingParams, Verdict, as_ids
 
 
 class RoundSampler(Protocol):
@@ -26,6 +27,10 @@ class RoundSampler(Protocol):
 
     def draft(self, logits: Tensor) -> int | None:
         """The next draft (a target id) from raw draft logits [V_draft]; None, ending the block, if all are masked."""
+        ...
+
+    def copy(self, tokens: Sequence[int]) -> None:
+        """Take `tokens`, found without a law, as the drafts of the round."""
         ...
 
     def judge(self, logits: Tensor) -> Verdict:
@@ -68,6 +73,10 @@ class GreedyRound:
             self.drafts.append(token)
         return token
 
+    def copy(self, tokens: Sequence[int]) -> None:
+        """The drafts are `tokens`."""
+        self.drafts.extend(tokens)
+
     def judge(self, logits: Tensor) -> Verdict:
         """Keep drafts while they are the target's most likely tokens."""
         logits = penalised_block(logits, self._params, self._history, self.drafts)
@@ -103,6 +112,12 @@ class SampledRound:
         self._q.append(q)
         self.drafts.append(token)
         return token
+
+    def copy(self, tokens: Sequence[int]) -> None:
+        """The drafts are `tokens`, each with a one-hot q."""
+        size = self._request.vocabulary.size
+        self._q.extend(one_hot(as_ids(tokens), size).float())
+        self.drafts.extend(tokens)
 
     def judge(self, logits: Tensor) -> Verdict:
         """Apply the rejection rule."""

@@ -1,9 +1,11 @@
 """The cost profile that decoding starts with, that of an earlier run or a brief one; what limit follows from it."""
 
 import time
+from dataclasses import replace
 from random import Random
 
 from dspark.engine.draft_limit import DraftLimit, draft_limit
+from dspark.engine.lookup_limit import lookup_limit
 from dspark.engine.models import Models
 from dspark.engine.profile_plan import start_plan
 from dspark.engine.profile_store import ProfileKey, ProfileStore
@@ -11,7 +13,7 @@ from dspark.engine.profiling import profile_rounds, step_seconds
 from dspark.engine.round_profile import RoundProfile
 from dspark.engine.row_seconds import row_seconds
 from dspark.engine.stopwatch import Clock
-from dspark.types import Drafter, SamplingParams, Target
+from dspark.types import Drafter, DrafterInfo, SamplingParams, Target
 
 WORTH_KEEPING = 0.05
 """A brief profile noisier than this is used, but measured again at the next start."""
@@ -39,22 +41,29 @@ def start_profile(
 
 
 def start_limit(models: Models, params: SamplingParams) -> DraftLimit:
-    """How many drafts of a round pay for requests like `params`, by the start's profile; 0 without a drafter."""
+    """How many drafts of a round pay for requests like `params`, by the start's profile; none without a drafter."""
     if models.drafter is None:
         return DraftLimit(0)
     info = models.drafter.info
-    return draft_limit(start_profile(models), info, params, row_seconds(info.vocab_size, params))
+    return _limit(start_profile(models), info, params, row_seconds(info.vocab_size, params))
 
 
 def measure_draft_limit(
     target: Target, drafter: Drafter, params: SamplingParams, clock: Clock = time.perf_counter
 ) -> DraftLimit:
-    """How many drafts of a round pay on this machine for requests like `params`: `DecodeOptions(limit.drafts)`.
+    """How many drafts of a round pay on this machine for requests like `params`, copied ones included.
 
-    Measured now, in two to four seconds, and not kept.
+    Use it as `DecodeOptions(limit.drafts, lookup=limit.lookup)`. Measured now, in two to four seconds, and not kept.
     """
     profile = _measured(target, drafter, "", clock)
-    return draft_limit(profile, drafter.info, params, row_seconds(drafter.info.vocab_size, params, clock))
+    return _limit(profile, drafter.info, params, row_seconds(drafter.info.vocab_size, params, clock))
+
+
+def _limit(
+    profile: RoundProfile | None, info: DrafterInfo, params: SamplingParams, seconds_per_row: float
+) -> DraftLimit:
+    limit = draft_limit(profile, info, params, seconds_per_row)
+    return replace(limit, lookup=lookup_limit(profile, info, params, limit, seconds_per_row))
 
 
 def _measured(target: Target, drafter: Drafter, subject: str, clock: Clock) -> RoundProfile | None:

@@ -75,5 +75,6 @@ class PromptDecoder:
             "gamma": 0 if loop.drafter is None else loop.drafter.info.gamma,
             "rule": type(loop.options.rule).__name__,
             "max_draft_tokens": loop.options.max_draft_tokens,
+            **({} if loop.options.lookup is None else {"lookup": asdict(loop.options.lookup)}),
             **asdict(self.params),
         }
