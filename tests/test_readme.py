@@ -23,6 +23,7 @@ SHORTENED = {
     "generate": ["--max-tokens", "8"],
     "eval": ["--max-tokens", "4"],
     "calibrate": ["--max-tokens", "24"],
+    "data": ["--max-tokens", "4"],
     "profile": ["--seconds", "1", "--context", "16"],
     "train": [
         *("--set", "optimiser.total_steps=1", "--set", "data.held_out=1"),
@@ -36,7 +37,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 
 def test_it_shows_every_verb() -> None:
-    verbs = {"calibrate", "chat", "doctor", "eval", "generate", "inspect", "profile", "train"}
+    verbs = {"calibrate", "chat", "data", "doctor", "eval", "generate", "inspect", "profile", "train"}
     assert {command[0] for command in COMMANDS} == verbs
 
 

@@ -31,6 +31,18 @@ SURFACE = {
         "--json",
     },
     "train": {"--output", "--set", "--target", "--features", "--json"},
+    "data regenerate": {
+        "--output",
+        "--split",
+        "--limit",
+        "--target",
+        "--system",
+        "--thinking",
+        "--max-tokens",
+        "--seed",
+    }
+    | {"--temperature", "--top-k", "--top-p", "--min-p", "--concurrency", "--endpoint", "--model", "--api"}
+    | {"--token-ids", "--no-token-ids", "--api-key-env", "--timeout", "--attempts", "--dtype", "--json"},
     "calibrate": {"--data", "--limit", "--report-share", "--method", "--records", "--output", "--plot", "--target"}
     | {"--max-tokens", "--temperature", "--seed", "--block-verification", "--dtype", "--json"},
     "profile": {
@@ -50,14 +62,16 @@ SURFACE = {
 
 
 def flags_of(verb: str) -> set[str]:
-    command = typer.main.get_command(app).commands[verb]
+    command = typer.main.get_command(app)
+    for name in verb.split():
+        command = command.commands[name]
     return {
         flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts) if "--" in flag
     }
 
 
 def test_the_verbs_are_these():
-    assert set(typer.main.get_command(app).commands) == set(SURFACE)
+    assert set(typer.main.get_command(app).commands) == {verb.split()[0] for verb in SURFACE}
 
 
 @pytest.mark.parametrize("verb", SURFACE)
@@ -67,7 +81,7 @@ def test_the_flags_of_a_verb_are_these(verb):
 
 @pytest.mark.parametrize("verb", SURFACE)
 def test_every_verb_has_json_and_examples(verb, capsys):
-    assert exit_status(app, [verb, "--help"]) == 0
+    assert exit_status(app, [*verb.split(), "--help"]) == 0
     out = capsys.readouterr().out
     assert "Examples" in out
     assert f"dspark {verb}" in out.split("Examples")[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dspark.data.answers import Answer, read_answers, split_answers
-from dspark.errors import ConfigError, FormatError
+from dspark.errors import CompatibilityError, ConfigError, FormatError
 
 ROW = {"id": "x", "domain": "math", "prompt_ids": [1, 2], "response_ids": list(range(20)), "temperature": 0.5}
 
@@ -36,6 +36,13 @@ def test_cuts_long_answers_and_drops_short_and_hot_ones(tmp_path: Path) -> None:
 def test_bad_rows_are_named(tmp_path: Path, row: object, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         read_answers(write(tmp_path / "a.jsonl", row))
+
+
+def test_answers_of_another_template_are_refused_by_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ROW, ROW | {"template_hash": "aa"}, ROW | {"template_hash": "bb"})
+    assert len(read_answers(path)) == 3
+    with pytest.raises(CompatibilityError, match="line 3 was rendered with chat template bb, the target's is aa"):
+        read_answers(path, template_hash="aa")
 
 
 def test_broken_json_and_missing_and_empty_files(tmp_path: Path) -> None:

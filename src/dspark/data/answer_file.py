@@ -109,6 +109,7 @@ class AnswerFile:
             with _named(fresh), _binary_reader(self.path) as source, fresh.open("wb") as target:
                 shutil.copyfileobj(source, target)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            fresh.unlink()
             raise FormatError(
                 f"{self.path} cannot be decompressed: {error}. Remove it or name another file."
             ) from error

@@ -68,22 +68,24 @@ class Regeneration:
             CompatibilityError: an answer in the file belongs to a conversation with other words.
             OSError: the file cannot be written; its journal keeps what was.
         """
-        interrupted = False
+        with closing(self._file):
+            interrupted = self._ask(source)
+            self._file.arrange(self._order())
+        return RegenerateReport(len(self._file), self._new, self._tokens, self._truncated, self._failed, interrupted)
+
+    def _ask(self, source: AnswerSource) -> bool:
+        """Whether Ctrl-C ended the asking."""
         backlog = Backlog(self._missing())
         try:
             with closing(_iterator(source, backlog)) as outcomes:
                 for outcome in outcomes:
                     self._take(outcome, backlog)
         except KeyboardInterrupt:
-            interrupted = True
+            return True
         except DsparkError as error:
             self._file.arrange(self._order())
             raise self._with_state(error) from error
-        except BaseException:
-            self._file.close()
-            raise
-        self._file.arrange(self._order())
-        return RegenerateReport(len(self._file), self._new, self._tokens, self._truncated, self._failed, interrupted)
+        return False
 
     def _take(self, outcome: Outcome, backlog: Backlog) -> None:
         question, result = outcome.question, outcome.result
