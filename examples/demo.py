@@ -42,9 +42,8 @@ def main() -> None:
     if choice.warning is not None:
         console.print(f"[dim]{choice.warning}[/dim]")
     copied = "" if choice.lookup is None else f"; what repeats is copied, {choice.lookup.drafts} at a time"
-    console.print(
-        f"[bold]{TARGET}[/bold] with {directory.name}: {limit} of {drafter.info.gamma} drafts a round pay here{copied}\n"
-    )
+    drafting = f"{limit} of {drafter.info.gamma} drafts a round pay here"
+    console.print(f"[bold]{TARGET}[/bold] with {directory.name}: {drafting}{copied}\n")
 
     loop = ReferenceLoop(target, drafter, DecodeOptions(limit, lookup=choice.lookup))
     prompts = [codec.encode_chat(user_turn(prompt)) for prompt in PROMPTS]
