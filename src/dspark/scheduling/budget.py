@@ -9,19 +9,27 @@ from dspark.scheduling.arrays import Floats
 from dspark.scheduling.cost import RoundSeconds
 from dspark.scheduling.round import Batch
 
+ROUNDING = 1e-9
+"""Throughputs that differ by less (relative) are not told apart by a bound: sums of 1e6 gains are good to 1e-10."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prospects:
     """Expected tokens per second: `plain` without drafting, `drafted` [n + 1] with 0 ... n candidates verified.
 
     Candidates bring `gains`, largest first; floors are verified beside them. `full` is the throughput of
-    verifying every draft, those of value 0 too (if all candidates were looked at).
+    verifying every draft, those of value 0 too (no more than it, if not all candidates were looked at).
     """
 
     gains: Floats
     plain: float
     drafted: Floats
     full: float
+
+    def budget(self, least_gain: float = 0.0) -> int | None:
+        """Candidates to admit beside the floors for the highest peak; None if it does not beat `full` by that share."""
+        best = highest_peak(self.drafted)
+        return best if self.drafted[best] * (1 - least_gain) > self.full else None
 
 
 def prospects(batch: Batch, value: Floats, seconds: RoundSeconds, most: int | None = None) -> Prospects:
@@ -33,6 +41,32 @@ def prospects(batch: Batch, value: Floats, seconds: RoundSeconds, most: int | No
     drafted = throughputs(gains, expected, time)
     full = float(drafted[-1] * time[len(drafted) - 1] / time[-1])
     return Prospects(gains, batch.anchor_value / seconds.plain, drafted, full)
+
+
+def search(batch: Batch, value: Floats, seconds: RoundSeconds, look: int, least_gain: float = 0.0) -> Prospects:
+    """Prospects that hold the highest peak of all, from the best `look` candidates only if that can be proven of them.
+
+    It is where no later budget could come up to the peak, nor verifying everything within `least_gain` (relative) of
+    it, even if all later candidates were worth as much as the last one looked at.
+    """
+    near = prospects(batch, value, seconds, look)
+    time = seconds.drafted[batch.floor_tokens :]
+    if len(near.gains) < look or len(near.drafted) == len(time):
+        return near
+    beyond = _bounds_beyond(near, time)
+    peak = near.drafted[highest_peak(near.drafted)] * (1 - ROUNDING)
+    proven = beyond.max() < peak and beyond[-1] < peak * (1 - least_gain)
+    return near if proven else prospects(batch, value, seconds)
+
+
+def _bounds_beyond(near: Prospects, seconds: Floats) -> Floats:
+    """Upper bounds on Theta at every budget beyond those of `near`, up to the last of `seconds`."""
+    known = len(near.gains)
+    bounds = np.arange(1.0, len(seconds) - known)
+    bounds *= float(near.gains[-1])
+    bounds += near.drafted[-1] * seconds[known]
+    bounds /= seconds[known + 1 :]
+    return bounds
 
 
 def throughputs(gains: Floats, expected: float, seconds: Floats) -> Floats:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class CostTable:
     padded: bool = False
     subject: str = ""
     _verify: Floats = field(init=False, repr=False, compare=False)
+    _rise: Floats = field(init=False, repr=False, compare=False)
     _draft: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +58,7 @@ class CostTable:
         every = np.arange(self.tokens[-1] + 1)
         rows = [_dense(every, self.tokens, row, self.padded) for row in self.verify_seconds]
         object.__setattr__(self, "_verify", np.array(rows))
+        object.__setattr__(self, "_rise", np.diff(self._verify, axis=0))
         every = np.arange(self.requests[-1] + 1)
         object.__setattr__(self, "_draft", _dense(every, self.requests, self.draft_seconds, self.padded))
 
@@ -68,13 +70,23 @@ class CostTable:
 
     def verify(self, first: int, last: int, context: float = 0.0) -> Floats:
         """Seconds of verifying `first` ... `last` tokens."""
-        covered = self._verify[:, first : last + 1]
-        seconds = _at_context(covered, self.contexts, context)
-        if last < self._verify.shape[1]:
-            return seconds
+        seconds = self._at_context(slice(first, last + 1), context)
         end = self.tokens[-1]
+        if last <= end:
+            return seconds
         beyond = np.arange(max(first, end + 1), last + 1) / end
-        return np.concatenate([seconds, beyond * _at_context(self._verify[:, end:], self.contexts, context)])
+        return np.concatenate([seconds, beyond * self._at_context(slice(end, None), context)])
+
+    def _at_context(self, tokens: slice, context: float) -> Floats:
+        """The dense curve between or beyond the measured contexts: never cheaper beyond the last."""
+        if len(self.contexts) == 1 or context <= self.contexts[0]:
+            return self._verify[0, tokens]
+        i = min(bisect_left(self.contexts, context), len(self.contexts) - 1)
+        share = (context - self.contexts[i - 1]) / (self.contexts[i] - self.contexts[i - 1])
+        rise = self._rise[i - 1, tokens]
+        seconds: Floats = (np.maximum(rise, 0.0) if share > 1 else rise) * (share - 1)
+        seconds += self._verify[i, tokens]
+        return seconds
 
     def draft(self, requests: int) -> float:
         """Seconds in which `requests` draft their blocks."""
@@ -163,17 +175,4 @@ def _check_curve(name: str, curve: tuple[float, ...], grid: tuple[int, ...], of:
 
 def _dense(every: Any, grid: tuple[int, ...], curve: tuple[float, ...], padded: bool) -> Floats:
     seconds: Floats = np.array(curve)[np.searchsorted(grid, every)] if padded else np.interp(every, grid, curve)
-    return seconds
-
-
-def _at_context(rows: Floats, contexts: tuple[int, ...], context: float) -> Floats:
-    if len(contexts) == 1 or context <= contexts[0]:
-        return cast(Floats, rows[0])
-    i = min(bisect_left(contexts, context), len(contexts) - 1)
-    share = (context - contexts[i - 1]) / (contexts[i] - contexts[i - 1])
-    seconds = np.asarray(rows[i] - rows[i - 1])
-    if share > 1:
-        np.maximum(seconds, 0.0, out=seconds)
-    seconds *= share - 1
-    seconds += rows[i]
     return seconds

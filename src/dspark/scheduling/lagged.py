@@ -5,13 +5,16 @@ from itertools import count
 from dspark.errors import ConfigError
 from dspark.scheduling.admission import admit
 from dspark.scheduling.arrays import Floats, Ints
-from dspark.scheduling.budget import Prospects, highest_peak, prospects
-from dspark.scheduling.cost import CostModel
+from dspark.scheduling.budget import Prospects, prospects, search
+from dspark.scheduling.cost import CostModel, RoundSeconds
 from dspark.scheduling.fixed import settled_lengths
 from dspark.scheduling.history import SurvivalHistory
 from dspark.scheduling.probe import Probe, ProbeSchedule
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.survival import survivals
+
+LEAST_LOOK, LOOK_AHEAD = 128, 1.2
+"""The search sorts this many candidates more than the last budget, and a fifth of it: mostly enough, half the time."""
 
 
 class LaggedScheduler:
@@ -33,6 +36,7 @@ class LaggedScheduler:
         self._history = SurvivalHistory(lag)
         self._least_gain = least_gain
         self._probe = Probe(probes or ProbeSchedule())
+        self._look = LEAST_LOOK
         self._numbers = count()
 
     def plan(self, batch: Batch) -> Plan:
@@ -42,9 +46,8 @@ class LaggedScheduler:
             return Plan(batch, number, drafts=False)
         value = batch.value(self._history.recall(number, batch.keys, batch.gamma))
         seconds = batch.round_seconds(self._cost)
-        ahead = prospects(batch, value, seconds)
-        budget = self._budget(ahead) if seconds.resolved else None
-        pays = self._pays(ahead, budget)
+        ahead, budget = self._ahead(batch, value, seconds)
+        pays = bool((ahead.full if budget is None else ahead.drafted[budget]) > ahead.plain)
         probe = not pays and self._probe.due()
         if pays:
             self._probe.reset()
@@ -65,10 +68,11 @@ class LaggedScheduler:
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn: the confidences were seen when lengths were asked for."""
 
-    def _budget(self, ahead: Prospects) -> int | None:
-        """Candidates to admit beside the floors, None for everything."""
-        best = highest_peak(ahead.drafted)
-        return best if ahead.drafted[best] * (1 - self._least_gain) > ahead.full else None
-
-    def _pays(self, ahead: Prospects, budget: int | None) -> bool:
-        return bool((ahead.full if budget is None else ahead.drafted[budget]) > ahead.plain)
+    def _ahead(self, batch: Batch, value: Floats, seconds: RoundSeconds) -> tuple[Prospects, int | None]:
+        """Prospects, and the candidates to admit beside the floors: None for everything."""
+        if not seconds.resolved:
+            return prospects(batch, value, seconds), None
+        ahead = search(batch, value, seconds, self._look, self._least_gain)
+        budget = ahead.budget(self._least_gain)
+        self._look = LEAST_LOOK + int(LOOK_AHEAD * (batch.room if budget is None else budget))
+        return ahead, budget
