@@ -18,17 +18,22 @@ from dspark.scheduling import (
     LaggedScheduler,
     Outcome,
     Parked,
+    Plan,
     PrefixScheduler,
     ProbeSchedule,
     Scheduler,
     StaticThreshold,
 )
+from dspark.scheduling.arrays import Floats, Ints
 
 V, GAMMA, HORIZON = 2, 2, 3
 BATCH = Batch(np.array([0]), GAMMA)
 TABLE = CostTable((1, 2, 3), (0,), ((1.0, 1.55, 1.7),), (1,), (0.1,))
 CLIFF = CostTable((1, 2, 3), (0,), ((1.0, 1.2, 1.7),), (1,), (0.1,))
 """The second draft costs most: confident requests have it verified, average ones do not."""
+
+GENTLE = CostTable((1, 2, 3), (0,), ((1.0, 1.2, 1.4),), (1,), (0.1,))
+"""Drafting pays or does not by the second draft, which the first one changes."""
 
 PROBES = ProbeSchedule(first=1, longest=2)
 
@@ -37,7 +42,7 @@ TARGET, DRAFT, CONFIDENCE = (HashedLaw(V, seed, order=2, scale=1.5, dtype=torch.
 
 def fork(scheduler: Scheduler) -> Scheduler:
     """A copy with its own memory and the same tables."""
-    return deepcopy(scheduler, {id(table): table for table in (TABLE, CLIFF)})
+    return deepcopy(scheduler, {id(table): table for table in (TABLE, CLIFF, GENTLE)})
 
 
 def decode(scheduler: Scheduler, rule: RejectionRule, lengths_seen: set[int], context: Tokens = ()) -> Law:
@@ -78,7 +83,7 @@ SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
     "lagged": lambda: LaggedScheduler(TABLE, lag=1, probes=PROBES),
     "lagged by two": lambda: LaggedScheduler(CLIFF, lag=2, probes=PROBES),
     "parked threshold": lambda: Parked(StaticThreshold(0.4), TABLE, rate=1.0, probes=PROBES),
-    "parked prefix": lambda: Parked(PrefixScheduler(TABLE), TABLE, rate=0.5, probes=PROBES),
+    "parked prefix": lambda: Parked(PrefixScheduler(GENTLE), GENTLE, rate=0.5, probes=PROBES),
 }
 
 
@@ -90,3 +95,19 @@ def test_memory_does_not_bias(build: Callable[[], Scheduler], rule: RejectionRul
     assert len(lengths_seen) > 1
     assert sum(law.values()) == pytest.approx(1, abs=1e-12)
     assert total_variation(law, alone()) <= 1e-12
+
+
+class ParkedByThisRound(Parked):
+    """Parks when this round's confidences do not promise to pay."""
+
+    def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
+        expected = 1 + np.cumprod(confidences, axis=1).sum()
+        seconds = plan.batch.round_seconds(GENTLE)
+        if expected / seconds.drafted[-1] <= 1 / seconds.plain:
+            return np.zeros(1, dtype=np.int64)
+        return super().lengths(plan, confidences)
+
+
+def test_parking_by_this_rounds_confidences_is_caught() -> None:
+    scheduler = ParkedByThisRound(PrefixScheduler(GENTLE), GENTLE, rate=0.5, probes=PROBES)
+    assert total_variation(decode(scheduler, TokenRejection(), set()), alone()) == pytest.approx(0.078, abs=1e-3)
