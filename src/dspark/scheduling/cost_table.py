@@ -80,7 +80,7 @@ class CostTable:
     def _at_context(self, tokens: slice, context: float) -> Floats:
         """The dense curve between or beyond the measured contexts: never cheaper beyond the last."""
         if len(self.contexts) == 1 or context <= self.contexts[0]:
-            return self._verify[0, tokens]
+            return self._verify[0, tokens].copy()
         i = min(bisect_left(self.contexts, context), len(self.contexts) - 1)
         share = (context - self.contexts[i - 1]) / (self.contexts[i] - self.contexts[i - 1])
         rise = self._rise[i - 1, tokens]
@@ -99,8 +99,9 @@ class CostTable:
         """Whole rounds that verify 0 ... `most` drafts."""
         verify = self.verify(requests, requests + most, context)
         plain = float(verify[0]) + self.overhead_seconds
-        drafted = verify + (self.draft(drafting) + self.overhead_seconds)
-        return RoundSeconds(plain, drafted, resolved=self._exceeds_noise(verify))
+        resolved = self._exceeds_noise(verify)
+        verify += self.draft(drafting) + self.overhead_seconds
+        return RoundSeconds(plain, verify, resolved)
 
     def _exceeds_noise(self, verify: Floats) -> bool:
         if verify[-1] - verify[0] >= self.noise * verify[0]:  # as most curves have it; extremes cost 4 % of a decision

@@ -1,5 +1,7 @@
 """What drafts really brought, position by position: running means of past rounds. Shapes: gamma drafts per request."""
 
+from bisect import bisect_right
+
 import numpy as np
 
 from dspark.scheduling.arrays import Floats, Ints
@@ -20,7 +22,7 @@ class DraftYield:
         self._rate = rate
         self._rounds = 0
         self._means: Floats = np.zeros((2, 0))
-        self._widths = self._surviving = np.zeros(1)
+        self._widths = self._surviving = [0.0]
 
     @property
     def known(self) -> bool:
@@ -43,8 +45,8 @@ class DraftYield:
         self._means += share * (counts / drafting - self._means)
         verified, survived = self._means
         survival = np.divide(survived, verified, out=np.ones_like(verified), where=verified > 0)
-        self._widths = np.concatenate([[0.0], verified, 1 - verified]).cumsum()
-        self._surviving = np.concatenate([[0.0], survived, (1 - verified) * survival]).cumsum()
+        self._widths = np.concatenate([[0.0], verified, 1 - verified]).cumsum().tolist()
+        self._surviving = np.concatenate([[0.0], survived, (1 - verified) * survival]).cumsum().tolist()
 
     def surviving(self, width: float) -> float:
         """Drafts per drafting request that are expected to survive when `width` of them are verified.
@@ -52,7 +54,11 @@ class DraftYield:
         Less than usual leaves out the last positions; more adds the drafts that are usually left out, with the survival
         of those verified at their position (1 where there were none).
         """
-        return float(np.interp(width, self._widths, self._surviving))
+        i = bisect_right(self._widths, width) - 1
+        if i + 1 == len(self._widths):
+            return self._surviving[i]
+        slope = (self._surviving[i + 1] - self._surviving[i]) / (self._widths[i + 1] - self._widths[i])
+        return slope * (width - self._widths[i]) + self._surviving[i]
 
 
 def _reaching(lengths: Ints, gamma: int) -> Ints:

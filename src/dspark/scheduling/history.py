@@ -1,7 +1,7 @@
 """The last survivals known of each request, no younger than an overlapped engine has them. Shapes: B, gamma as ever."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,19 @@ MEAN_RATE = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
-    """Survivals [gamma, B] of the requests `keys` in round `number`."""
+    """Survivals [gamma, B] of the requests `keys` in round `number`, and their mean [gamma] if it is known."""
 
     number: int
     keys: Ints
     survival: Floats
+    mean: Floats | None = None
+
+    def average(self) -> Floats:
+        """The mean of the requests [gamma]."""
+        if self.mean is not None:
+            return self.mean
+        sums: Floats = np.einsum("jr->j", self.survival)  # a third of the time that mean() takes
+        return sums / len(self.keys)
 
 
 class SurvivalHistory:
@@ -44,6 +52,11 @@ class SurvivalHistory:
         """Remember the survivals [gamma, B] of round `number`."""
         self._young.append(_Seen(number, keys, survival))
 
+    def prepare(self) -> None:
+        """Do after a round, when nobody waits, what the next `recall` would have to do. May be left out."""
+        if self._young:
+            self._young[-1] = replace(self._young[-1], mean=self._young[-1].average())
+
     def recall(self, number: int, keys: Ints, gamma: int) -> Floats:
         """For each key, its survivals [gamma, B] of round `number` - lag or the last before; the mean for newcomers.
 
@@ -55,7 +68,7 @@ class SurvivalHistory:
         if not self._old:
             return np.ones((gamma, len(keys)), dtype=np.float32)
         newest = self._old[-1]
-        if len(newest.keys) == len(keys) and (newest.keys == keys).all():  # a third faster than array_equal
+        if newest.keys.dtype == keys.dtype and newest.keys.tobytes() == keys.tobytes():  # a fifth of array_equal's time
             self._old = [newest]
             return newest.survival
         survival, known = _overlaid(self._old, keys, self._mean)
@@ -63,7 +76,7 @@ class SurvivalHistory:
         return survival
 
     def _learn(self, seen: _Seen) -> None:
-        mean = np.einsum("jr->j", seen.survival) / len(seen.keys)  # a third of the time that mean() takes
+        mean = seen.average()
         if len(self._mean) != len(mean):
             self._mean = mean
         self._mean += MEAN_RATE * (mean - self._mean)

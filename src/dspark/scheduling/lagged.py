@@ -13,8 +13,8 @@ from dspark.scheduling.probe import Probe, ProbeSchedule
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.survival import survivals
 
-LEAST_LOOK, LOOK_AHEAD = 128, 1.2
-"""The search sorts this many candidates more than the last budget, and a fifth of it: mostly enough, half the time."""
+LEAST_LOOK, LOOK_AHEAD = 128, 1.1
+"""The search sorts a tenth more candidates than the last budget, and so many: mostly enough, in half the time."""
 
 
 class LaggedScheduler:
@@ -66,7 +66,8 @@ class LaggedScheduler:
         return settled_lengths(plan) if plan.full else admit(batch, batch.value(survival), plan.budget)
 
     def observe(self, outcome: Outcome) -> None:
-        """Nothing to learn: the confidences were seen when lengths were asked for."""
+        """Nothing to learn: the confidences were seen when lengths were asked for. They are averaged here."""
+        self._history.prepare()
 
     def _ahead(self, batch: Batch, value: Floats, seconds: RoundSeconds) -> tuple[Prospects, int | None]:
         """Prospects, and the candidates to admit beside the floors: None for everything."""
