@@ -1,6 +1,9 @@
 """Which candidates fit into a budget: the most valuable first. Shapes: B requests, gamma drafts each."""
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from dspark.scheduling.arrays import Floats, Ints
 from dspark.scheduling.round import Batch
@@ -42,16 +45,21 @@ def top(value: Floats, count: int, gains: Floats | None = None) -> Ints:
 def _nth_largest(value: Floats, n: int) -> float:
     flat = value.flatten()
     place = max(flat.size - n, 0)
-    flat.partition(place)
+    _bits(flat).partition(place)
     return float(flat[place])
+
+
+def _bits(value: Floats) -> NDArray[np.signedinteger[Any]]:
+    """The memory of `value` >= 0 as integers: these have the same order, and less time goes into comparing them."""
+    return value.view(np.int32 if value.dtype == np.float32 else np.int64)
 
 
 def descending(value: Floats, most: int | None = None) -> Floats:
     """The positive entries of `value`, largest first, or only the first `most` of them."""
     ordered = value.flatten()
     if most is not None and most < ordered.size:
-        ordered.partition(ordered.size - most)
+        _bits(ordered).partition(ordered.size - most)
         ordered = ordered[ordered.size - most :]
-    ordered.sort()
+    _bits(ordered).sort()
     zero = ordered.dtype.type(0)  # one of another type would have them all converted
     return ordered[ordered.searchsorted(zero, side="right") :][::-1]

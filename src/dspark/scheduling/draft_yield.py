@@ -1,10 +1,11 @@
 """What drafts really brought, position by position: running means of past rounds. Shapes: gamma drafts per request."""
 
 from bisect import bisect_right
+from itertools import accumulate
 
 import numpy as np
 
-from dspark.scheduling.arrays import Floats, Ints
+from dspark.scheduling.arrays import Ints
 from dspark.scheduling.round import Outcome
 
 PROBE_WEIGHT = 0.5
@@ -21,8 +22,10 @@ class DraftYield:
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._rounds = 0
-        self._means: Floats = np.zeros((2, 0))
-        self._widths = self._surviving = [0.0]
+        self._verified: list[float] = []
+        self._survived: list[float] = []
+        self._widths = [0.0]
+        self._surviving = [0.0]
 
     @property
     def known(self) -> bool:
@@ -32,21 +35,27 @@ class DraftYield:
     @property
     def width(self) -> float:
         """Mean number of verified drafts per drafting request."""
-        return float(self._means[0].sum())
+        return float(np.sum(self._verified))
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a round that drafted."""
         gamma, drafting = outcome.plan.batch.gamma, outcome.plan.batch.drafting
-        counts = np.stack([_reaching(outcome.lengths, gamma), _reaching(outcome.accepted, gamma)])
-        if counts.shape != self._means.shape:
-            self._rounds, self._means = 0, np.zeros(counts.shape)
+        if gamma != len(self._verified):
+            self._rounds, self._verified, self._survived = 0, [0.0] * gamma, [0.0] * gamma
         self._rounds += 1
         share = max(self._rate, 1 / self._rounds, PROBE_WEIGHT if outcome.plan.probe else 0.0)
-        self._means += share * (counts / drafting - self._means)
-        verified, survived = self._means
-        survival = np.divide(survived, verified, out=np.ones_like(verified), where=verified > 0)
-        self._widths = np.concatenate([[0.0], verified, 1 - verified]).cumsum().tolist()
-        self._surviving = np.concatenate([[0.0], survived, (1 - verified) * survival]).cumsum().tolist()
+        for means, lengths in ((self._verified, outcome.lengths), (self._survived, outcome.accepted)):
+            for j, count in enumerate(_reaching(lengths, gamma)):
+                means[j] += share * (count / drafting - means[j])
+        self._tabulate()
+
+    def _tabulate(self) -> None:
+        """Widths and what they let survive: first the drafts that are usually verified, then those usually left out."""
+        both = list(zip(self._verified, self._survived, strict=True))
+        left_out = [1 - verified for verified in self._verified]
+        late = [(1 - verified) * (survived / verified if verified > 0 else 1.0) for verified, survived in both]
+        self._widths = list(accumulate([0.0, *self._verified, *left_out]))
+        self._surviving = list(accumulate([0.0, *self._survived, *late]))
 
     def surviving(self, width: float) -> float:
         """Drafts per drafting request that are expected to survive when `width` of them are verified.
@@ -61,6 +70,7 @@ class DraftYield:
         return slope * (width - self._widths[i]) + self._surviving[i]
 
 
-def _reaching(lengths: Ints, gamma: int) -> Ints:
+def _reaching(lengths: Ints, gamma: int) -> list[int]:
     """How many [gamma] of `lengths` [B] are at least 1 ... gamma."""
-    return np.bincount(lengths, minlength=gamma + 1)[:0:-1].cumsum()[::-1]
+    counts = np.bincount(lengths, minlength=gamma + 1).tolist()
+    return list(accumulate(counts[:0:-1]))[::-1]

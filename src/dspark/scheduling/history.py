@@ -1,7 +1,7 @@
 """The last survivals known of each request, no younger than an overlapped engine has them. Shapes: B, gamma as ever."""
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,8 @@ class SurvivalHistory:
     def prepare(self) -> None:
         """Do after a round, when nobody waits, what the next `recall` would have to do. May be left out."""
         if self._young:
-            self._young[-1] = replace(self._young[-1], mean=self._young[-1].average())
+            last = self._young[-1]
+            self._young[-1] = _Seen(last.number, last.keys, last.survival, last.average())
 
     def recall(self, number: int, keys: Ints, gamma: int) -> Floats:
         """For each key, its survivals [gamma, B] of round `number` - lag or the last before; the mean for newcomers.
