@@ -84,6 +84,16 @@ def test_what_a_probe_shows_counts_when_the_next_round_is_planned_before_it_is_r
     assert all(play(scheduler, 3, accepted=2))
 
 
+def test_drafts_that_are_usually_left_out_survive_as_those_at_their_position() -> None:
+    drafted = DraftYield(rate=0.05)
+    drafted.observe(Outcome(Plan(BATCH, 0), lengths=np.array([1, 1, 0, 0]), accepted=np.array([1, 0, 0, 0])))
+    widths = (0, 0.25, 0.5, 1, 1.5, 2)
+    assert [drafted.surviving(width) for width in widths] == pytest.approx([0, 0.125, 0.25, 0.5, 1, 1.5])
+    drafted.observe(Outcome(Plan(BATCH, 1), lengths=np.full(4, 2), accepted=np.array([2, 1, 1, 1])))
+    assert drafted.width == pytest.approx((0.5 + 2) / 2)
+    assert drafted.surviving(1.25) == pytest.approx((0.25 + 1.25) / 2)
+
+
 def test_a_plan_is_judged_at_its_own_width() -> None:
     """Of two drafts only the first survives: full width does not pay, half of it does."""
     steep = CostTable((1, 4, 8, 12), (0,), ((1.0, 1.0, 1.2, 1.85),), (4,), (0.2,))

@@ -72,6 +72,20 @@ def test_impossible_confidences_are_refused_by_name(build, confidences, message:
         build().lengths(Plan(Batch(KEYS, 3), 0, budget=4), confidences)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, -1e-45, -1.0, np.nextafter(np.float32(1), np.float32(2))])
+def test_impossible_confidences_in_single_precision_are_refused(wrong: float) -> None:
+    c = np.full((3, 3), 0.5, dtype=np.float32)
+    c[1, 2] = wrong
+    with pytest.raises(ConfigError, match=r"confidences\[1, 2\] is"):
+        survivals(c, Batch(KEYS, 3))
+
+
+def test_the_ends_of_probability_are_confidences() -> None:
+    c = np.array([[1.0, 0.0, -0.0]] * 3, dtype=np.float32)
+    assert survivals(c, Batch(KEYS, 3))[:, 0].tolist() == [1, 0, 0]
+    assert survivals(c[:, ::-1], Batch(KEYS, 3))[:, 0].tolist() == [0, 0, 0]
+
+
 @every_scheduler
 def test_caps_floors_and_limits_hold(build) -> None:
     scheduler = build()
