@@ -62,8 +62,8 @@ def search(batch: Batch, value: Floats, seconds: RoundSeconds, look: int, least_
 def _bounds_beyond(near: Prospects, seconds: Floats) -> Floats:
     """Upper bounds on Theta at every budget beyond those of `near`, up to the last of `seconds`."""
     known = len(near.gains)
-    bounds = np.arange(1.0, len(seconds) - known)
-    bounds *= float(near.gains[-1])
+    more, gain = len(seconds) - 1 - known, float(near.gains[-1])
+    bounds = np.arange(gain, (more + 0.5) * gain, gain)
     bounds += near.drafted[-1] * seconds[known]
     bounds /= seconds[known + 1 :]
     return bounds

@@ -1,6 +1,6 @@
 """What a scheduler is told, and what it answers. Shapes: B requests of the batch, gamma drafts each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,12 +31,23 @@ class Batch:
     floors: Ints | None = None
     weights: Floats | None = None
     max_tokens: int | None = None
+    requests: int = field(init=False, repr=False)
+    """B."""
+    drafting: int = field(init=False, repr=False)
+    """Number of requests that draft when the round does."""
+    room: int = field(init=False, repr=False)
+    """The most drafts that one round can verify."""
+    floor_tokens: int = field(init=False, repr=False)
+    """Drafts that are verified whatever the confidences say."""
+    anchor_value: float = field(init=False, repr=False)
+    """Worth of the tokens that come without any draft: one for each request."""
 
     def __post_init__(self) -> None:
-        if self.keys.ndim != 1 or not self.requests:
+        if self.keys.ndim != 1 or not len(self.keys):
             raise ConfigError(f"keys has shape {self.keys.shape}; expected one key for each of at least one request")
         if self.gamma < 1:
             raise ConfigError(f"gamma is {self.gamma}; expected at least one draft per request")
+        self._count()
         if self.max_tokens is not None and self.max_tokens < self.requests:
             raise ConfigError(
                 f"max_tokens is {self.max_tokens} for {self.requests} requests; every request needs one row for its "
@@ -57,31 +68,20 @@ class Batch:
         if self.weights is not None and not (self.weights.min() > 0 and np.isfinite(self.weights.max())):
             raise ConfigError(f"weights are {self.weights.min()} to {self.weights.max()}; expected positive numbers")
 
-    @property
-    def requests(self) -> int:
-        """B."""
-        return len(self.keys)
-
-    @property
-    def drafting(self) -> int:
-        """Number of requests that draft when the round does."""
-        return self.requests if self.caps is None else int(np.count_nonzero(self.caps))
-
-    @property
-    def room(self) -> int:
-        """The most drafts that one round can verify."""
-        most = self.requests * self.gamma if self.caps is None else int(self.caps.sum())
-        return most if self.max_tokens is None else min(most, self.max_tokens - self.requests)
-
-    @property
-    def floor_tokens(self) -> int:
-        """Drafts that are verified whatever the confidences say."""
-        return 0 if self.floors is None else int(self.floors.sum())
-
-    @property
-    def anchor_value(self) -> float:
-        """Worth of the tokens that come without any draft: one for each request."""
-        return float(self.requests) if self.weights is None else float(self.weights.sum())
+    def _count(self) -> None:
+        """Fill in what follows from the terms, which each decision asks for several times."""
+        requests = len(self.keys)
+        most = requests * self.gamma if self.caps is None else int(self.caps.sum())
+        room = most if self.max_tokens is None else min(most, self.max_tokens - requests)
+        counts = {
+            "requests": requests,
+            "drafting": requests if self.caps is None else int(np.count_nonzero(self.caps)),
+            "room": room,
+            "floor_tokens": 0 if self.floors is None else int(self.floors.sum()),
+            "anchor_value": float(requests) if self.weights is None else float(self.weights.sum()),
+        }
+        for name, value in counts.items():
+            object.__setattr__(self, name, value)
 
     def round_seconds(self, cost: CostModel) -> RoundSeconds:
         """What a round of this batch costs at 0 ... `room` drafts."""
