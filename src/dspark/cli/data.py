@@ -1,12 +1,21 @@
 """`dspark data`: what a drafter learns from. `regenerate` has a target answer prompts."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dspark.cli import console
+from dspark.cli.endpoint_options import (
+    ApiKeyEnvOption,
+    ApiOption,
+    AttemptsOption,
+    EndpointFlags,
+    EndpointOption,
+    ModelOption,
+    TimeoutOption,
+    TokenIdsOption,
+)
 from dspark.cli.options import (
     DEFAULT_TARGET,
     Dtype,
@@ -32,9 +41,6 @@ if TYPE_CHECKING:
     from dspark.data.transcript import Transcriber
     from dspark.targets.registry import LoadedTarget
 
-Api = Literal["completions", "chat"]
-_ENDPOINT = "Endpoint"
-
 EPILOG = examples(
     "dspark data regenerate prompts.jsonl --output answers.jsonl.gz",
     "dspark data regenerate prompts.parquet -o answers.jsonl --endpoint http://localhost:8000/v1 "
@@ -43,19 +49,6 @@ EPILOG = examples(
 )
 
 app = typer.Typer(help="Prepare what a drafter learns from.", no_args_is_help=True, rich_markup_mode="rich")
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointFlags:
-    """How an endpoint is asked; without a `url` the built-in engine answers."""
-
-    url: str | None
-    model: str | None
-    api: Api
-    token_ids: bool
-    api_key_env: str
-    timeout: float
-    attempts: int
 
 
 @app.command("regenerate", epilog=EPILOG)
@@ -99,67 +92,13 @@ def regenerate(
     concurrency: Annotated[
         int, typer.Option("--concurrency", "-c", metavar="N", min=1, help="Answers written at once.")
     ] = 32,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--endpoint",
-            metavar="URL",
-            help="OpenAI-compatible server. Default: the built-in engine.",
-            rich_help_panel=_ENDPOINT,
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help="What the endpoint calls the target. Default: as --target.",
-            rich_help_panel=_ENDPOINT,
-            show_default=False,
-        ),
-    ] = None,
-    api: Annotated[
-        Api,
-        typer.Option(
-            "--api",
-            help="`completions` sends tokens of our own template; `chat` leaves the template to the server.",
-            rich_help_panel=_ENDPOINT,
-        ),
-    ] = "completions",
-    token_ids: Annotated[
-        bool,
-        typer.Option(
-            "--token-ids/--no-token-ids",
-            help="Ask for the exact ids of answers; for servers that refuse unknown fields, do not.",
-            rich_help_panel=_ENDPOINT,
-        ),
-    ] = True,
-    api_key_env: Annotated[
-        str,
-        typer.Option(
-            "--api-key-env",
-            metavar="NAME",
-            help="Environment variable that holds the API key.",
-            rich_help_panel=_ENDPOINT,
-        ),
-    ] = "OPENAI_API_KEY",
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout", metavar="SECONDS", min=0.001, help="Longest wait for an answer.", rich_help_panel=_ENDPOINT
-        ),
-    ] = 600.0,
-    attempts: Annotated[
-        int,
-        typer.Option(
-            "--attempts",
-            metavar="N",
-            min=1,
-            help="Tries per answer, waiting longer each time.",
-            rich_help_panel=_ENDPOINT,
-        ),
-    ] = 6,
+    endpoint: EndpointOption = None,
+    model: ModelOption = None,
+    api: ApiOption = "completions",
+    token_ids: TokenIdsOption = True,
+    api_key_env: ApiKeyEnvOption = "OPENAI_API_KEY",
+    timeout: TimeoutOption = 600.0,
+    attempts: AttemptsOption = 6,
     dtype: DtypeOption = "auto",
     json: JsonOption = False,
 ) -> None:
