@@ -84,7 +84,7 @@ def test_whoever_gives_a_seed_hears_what_it_costs(run, world, monkeypatch):
     [
         (DraftLimit(0), "drafting does not pay on this machine; decoding plainly"),
         (DraftLimit(0, NOISY_PROFILE), f"{NOISY_PROFILE}; decoding plainly"),
-        (DraftLimit(0, lookup=PromptLookup()), "drafting does not pay on this machine; drafts are copied or none"),
+        (DraftLimit(0, lookup=PromptLookup()), "drafting does not pay on this machine; only copying what repeats"),
         (DraftLimit(3, NO_PROFILE), NO_PROFILE),
     ],
 )
@@ -112,6 +112,22 @@ def test_what_repeats_is_copied_unless_refused(run, world, monkeypatch):
     for flags in (["--no-lookup"], ["--max-draft-tokens", 0]):
         assert not copied(*drafting, *flags)
     assert not copied(*arguments, "-d", "none")
+
+
+def test_what_is_said_follows_what_was_asked(run, world, monkeypatch):
+    monkeypatch.setattr("dspark.engine.start_profile.start_limit", lambda *args: DraftLimit(0, lookup=PromptLookup()))
+    arguments = ("generate", QUESTION, "-t", world / "target", "-n", 2)
+    drafting = (*arguments, "-d", world / "drafter")
+    assert "decoding plainly" in run(*drafting, "--no-lookup").err
+    monkeypatch.setattr("dspark.engine.start_profile.start_limit", lambda *args: DraftLimit(0))
+    assert "only copying what repeats" in run(*drafting, "--lookup").err
+    assert "only copying what repeats" in run(*arguments, "--lookup").err
+
+
+def test_copies_and_no_drafts_at_all_contradict_each_other(run, world):
+    result = run("generate", QUESTION, "-t", world / "target", "--lookup", "--max-draft-tokens", 0)
+    assert result.status == 2
+    assert "--lookup asks for copied drafts, --max-draft-tokens 0 allows none" in result.err
 
 
 @pytest.mark.parametrize("option", [["--block-verification"], ["--max-draft-tokens", "1"], ["--max-draft-tokens", "0"]])

@@ -42,8 +42,16 @@ def test_laws_of_sampled_rows_are_paid_for() -> None:
     assert lookup_limit(profile, INFO, SAMPLED, DraftLimit(0), row_seconds=5.0) is None
 
 
-def test_without_a_clear_profile_the_default() -> None:
+def test_a_surplus_within_the_noise_is_none() -> None:
+    profile = profiled([1.0, 1.6, 3.0, 4.0, 5.0])
+    assert lookup_limit(profile, INFO, GREEDY, DraftLimit(0)) == PromptLookup(1)
+    noisy = replace(profile, table=replace(profile.table, noise=0.2))
+    assert lookup_limit(noisy, INFO, GREEDY, DraftLimit(0)) is None
+
+
+def test_without_a_clear_profile_copies_are_usual_beside_drafts_and_none_without() -> None:
     noisy = profiled([1.0, 1.5, 2.0, 2.5, 3.0])
     noisy = replace(noisy, table=replace(noisy.table, noise=5.0))
     for profile in (None, noisy):
         assert lookup_limit(profile, INFO, GREEDY, DraftLimit(4)) == PromptLookup()
+        assert lookup_limit(profile, INFO, GREEDY, DraftLimit(0)) is None

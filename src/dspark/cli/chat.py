@@ -63,7 +63,9 @@ def chat(
     check_sampling(params)
     checked_text(system or "", "system message")
     options, seeded = decode_options(max_draft_tokens), seed is not None
-    session = open_session(target, drafter, dtype, options, json, params, seeded, lookup)
+    session = open_session(
+        target, drafter, dtype, options, quiet=json, measure_for=params, seeded=seeded, lookup=lookup
+    )
     conversation = Conversation(session, params, system, quiet=json)
     if sys.stdin.isatty() and not json:
         console.note(BANNER)

@@ -101,7 +101,9 @@ def generate(
     check_sampling(params)
     options = decode_options(max_draft_tokens, block_verification)
     seeded = seed is not None
-    session = open_session(target, drafter, dtype, options, json, params, seeded, lookup)
+    session = open_session(
+        target, drafter, dtype, options, quiet=json, measure_for=params, seeded=seeded, lookup=lookup
+    )
     codec = session.codec
     answer = session.start(codec.encode(text) if raw else codec.encode_chat(user_turn(text, system)), params)
     note_missing_drafter(session, drafter, quiet=json)

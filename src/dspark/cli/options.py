@@ -124,7 +124,7 @@ LookupOption = Annotated[
     bool | None,
     typer.Option(
         "--lookup/--no-lookup",
-        help="Copy drafts from where the text repeats itself. Default: wherever there is a drafter; off in `eval`.",
+        help="Copy drafts from where the text repeats itself. Default: if it pays beside a drafter; off in `eval`.",
         rich_help_panel=_DRAFTING,
         show_default=False,
     ),

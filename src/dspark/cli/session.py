@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark.cli import console
-from dspark.errors import CompatibilityError
+from dspark.errors import CompatibilityError, ConfigError
 
 if TYPE_CHECKING:
     from dspark.cli.options import Dtype
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dspark.types import SamplingParams
 
 SEEDED = (
-    "a seed fixes the text, so rounds draft all {gamma} tokens whatever this machine's speed, which may be slower than "
-    "plain decoding; --max-draft-tokens N drafts fewer (0: none)"
+    "a seed fixes the text, so rounds draft all {gamma} tokens, or copy as many as anywhere, whatever this machine's "
+    "speed, which may be slower than plain decoding; --max-draft-tokens N drafts fewer (0: none)"
 )
 
 
@@ -66,8 +66,13 @@ def open_session(
 
     With `measure_for`, and no cap in `options`, a round holds as many drafts as pay on this machine for such requests,
     by its cost profile; but all where a seed was given (`seeded`) and decides what is drawn. `lookup` asks for copied
-    drafts or refuses them; None is for as many as pay beside a drafter.
+    drafts or refuses them; None is for as many as pay beside a drafter. The cap holds for copies, too.
+
+    Raises:
+        ConfigError: copies are asked for and no drafts are allowed.
     """
+    if lookup and options.max_draft_tokens == 0:
+        raise ConfigError("--lookup asks for copied drafts, --max-draft-tokens 0 allows none. Drop one of the two.")
     with console.status(f"Loading {target_name} ...", quiet=quiet):
         from dspark.engine.models import open_models
         from dspark.engine.reference import ReferenceLoop
@@ -78,7 +83,7 @@ def open_session(
             limit = _affordable(models, measure_for, seeded)
             options = replace(options, max_draft_tokens=limit.drafts)
         options = replace(options, lookup=_lookup(lookup, models.drafter is not None, options.max_draft_tokens, limit))
-    remark = None if limit is None else _remark(limit)
+    remark = None if limit is None else _remark(limit, options.lookup is not None)
     if remark is not None:
         console.note(remark, quiet)
     return Session(models.codec, ReferenceLoop(models.target, models.drafter, options), models.drafter_directory)
@@ -109,11 +114,11 @@ def _lookup(
     return default if cap is None else replace(default, drafts=min(default.drafts, cap))
 
 
-def _remark(limit: "DraftLimit") -> str | None:
+def _remark(limit: "DraftLimit", copying: bool) -> str | None:
     if limit.drafts > 0:
         return limit.warning
     reason = limit.warning or "drafting does not pay on this machine"
-    instead = "decoding plainly" if limit.lookup is None else "drafts are copied or none"
+    instead = "only copying what repeats" if copying else "decoding plainly"
     return f"{reason}; {instead} (--max-draft-tokens forces drafts)"
 
 

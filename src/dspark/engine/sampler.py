@@ -114,16 +114,14 @@ class SampledRound:
         return token
 
     def copy(self, tokens: Sequence[int]) -> None:
-        """The drafts are `tokens`, each with a one-hot q."""
-        size = self._request.vocabulary.size
-        self._q.extend(one_hot(as_ids(tokens), size).float())
+        """The drafts are `tokens`; as nothing was drawn, each is judged with a one-hot q."""
         self.drafts.extend(tokens)
 
     def judge(self, logits: Tensor) -> Verdict:
         """Apply the rejection rule."""
         k, params = len(self.drafts), self._request.params
         p = probabilities(penalised_block(logits, params, self._request.history, self.drafts), params)
-        q = torch.stack(self._q) if k else p[:0]
+        q = torch.stack(self._q) if self._q else one_hot(as_ids(self.drafts), p.shape[-1]).to(p)
         accept = self._streams.uniforms(Stream.ACCEPT, self._start, k)
         recover = self._streams.uniforms(Stream.RECOVER, self._start, k + 1)
         return verify(self._request.rule, p, q, self.drafts, accept, recover)

@@ -5,6 +5,7 @@ V vocabulary.
 """
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -25,14 +26,7 @@ from dspark.types import Cache, SamplingParams, Target, as_ids
 
 def sampling_params(settings: SamplingSettings, seed: int) -> SamplingParams:
     """The engine's parameters for one answer."""
-    return SamplingParams(
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        top_p=settings.top_p,
-        min_p=settings.min_p,
-        seed=seed,
-        max_tokens=settings.max_tokens,
-    )
+    return SamplingParams(**asdict(settings), seed=seed)
 
 
 class SideBySide:
