@@ -38,11 +38,11 @@ def test_a_good_drafter_leaves_less_to_copy() -> None:
 
 def test_laws_of_sampled_rows_are_paid_for() -> None:
     profile = profiled([1.0, 1.1, 1.2, 1.3, 1.4])
-    assert lookup_limit(profile, INFO, SAMPLED, DraftLimit(0)) == PromptLookup(4)
+    assert lookup_limit(profile, INFO, SAMPLED, DraftLimit(0)) == PromptLookup(3)
     assert lookup_limit(profile, INFO, SAMPLED, DraftLimit(0), row_seconds=5.0) is None
 
 
-def test_a_surplus_within_the_noise_is_none() -> None:
+def test_a_gain_within_the_noise_is_none() -> None:
     profile = profiled([1.0, 1.6, 3.0, 4.0, 5.0])
     assert lookup_limit(profile, INFO, GREEDY, DraftLimit(0)) == PromptLookup(1)
     noisy = replace(profile, table=replace(profile.table, noise=0.2))

@@ -1,13 +1,19 @@
 """How many tokens prompt lookup should copy at a time on this machine: chosen before decoding, as `draft_limit` is.
 
-A copy takes the place of a round of the drafter, which makes r = E / t tokens a second. So the best k has the largest
-surplus E(k) - r V(k + 1) over what would have been made in the same time. Without a surplus beyond the profile's noise
-nothing is copied.
+Where a text repeats itself, one copy follows another, so the best length has the highest rate E(k) / V(k + 1); copies
+take the place of rounds of the drafter, whose rate they must beat by more than the noise of the profile.
 """
 
 from dspark.core.params import is_greedy
 from dspark.drafters.prompt_lookup import ACCEPTANCE, PromptLookup
-from dspark.engine.draft_limit import NEAR, DraftLimit, expected_by_acceptance, expected_tokens, round_seconds
+from dspark.engine.draft_limit import (
+    NEAR,
+    DraftLimit,
+    best_limit,
+    expected_by_acceptance,
+    expected_tokens,
+    round_seconds,
+)
 from dspark.engine.profile_plan import SHORT_CONTEXT
 from dspark.engine.round_profile import RoundProfile
 from dspark.types import DrafterInfo, SamplingParams
@@ -25,11 +31,10 @@ def lookup_limit(
     drafts = limit.drafts
     if profile is None or not profile.resolved(info.gamma, SHORT_CONTEXT):
         return PromptLookup() if drafts > 0 else None
-    rate = expected_tokens(info, params)[drafts] / round_seconds(profile, info, row_seconds)[drafts]
     verify = profile.table.verify(1, 1 + info.gamma, SHORT_CONTEXT) + profile.table.overhead_seconds
+    seconds = [float(time) + (k + 1) * row_seconds for k, time in enumerate(verify)]
     expected = expected_by_acceptance(ACCEPTANCE.greedy if is_greedy(params) else ACCEPTANCE.sampled, info.gamma)
-    surplus = [
-        e - rate * (float(t) + (k + 1) * row_seconds) for k, (e, t) in enumerate(zip(expected, verify, strict=True))
-    ]
-    best = max(range(1, len(surplus)), key=surplus.__getitem__)
-    return PromptLookup(best) if surplus[best] > max(profile.table.noise, NEAR) * expected[best] else None
+    seconds[0] = round_seconds(profile, info, row_seconds)[drafts]  # in place of no copies, the rounds that there are
+    expected[0] = expected_tokens(info, params)[drafts]
+    best = best_limit(seconds, expected, max(profile.table.noise, NEAR))
+    return PromptLookup(best) if best > 0 else None
