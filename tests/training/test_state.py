@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import optim
 
 from dspark.drafters.dspark import DSpark
 from dspark.errors import CompatibilityError, FormatError
+from dspark.training.optimiser import Optimiser, build_optimiser
+from dspark.training.recipe import OptimiserSection
 from dspark.training.state import TrainingState, load_state, read_state, save_state
 from tests.training.tiny import tiny_drafter
 
@@ -48,8 +49,12 @@ def lose_a_file(path: Path) -> None:
         file.unlink()
 
 
+def adamw(drafter: DSpark) -> Optimiser:
+    return build_optimiser(OptimiserSection(total_steps=1), drafter)
+
+
 def save(directory: Path, drafter: DSpark, step: int) -> None:
-    save_state(directory, drafter, optim.AdamW(drafter.parameters()), TrainingState(step, identity={}))
+    save_state(directory, drafter, adamw(drafter), TrainingState(step, identity={}))
 
 
 def killed_save(directory: Path, drafter: DSpark, step: int, moment: int, after: bool) -> int:
@@ -66,7 +71,7 @@ def killed_save(directory: Path, drafter: DSpark, step: int, moment: int, after:
 
 def readable_step(directory: Path) -> int:
     drafter = tiny_drafter(9)
-    state = load_state(directory, drafter, optim.AdamW(drafter.parameters()))
+    state = load_state(directory, drafter, adamw(drafter))
     assert state is not None
     return state.step
 
@@ -102,14 +107,14 @@ def test_nothing_is_lost_while_only_the_old_state_exists(tmp_path: Path) -> None
 def test_no_state_is_none_and_touches_nothing(tmp_path: Path) -> None:
     drafter = tiny_drafter()
     before = drafter.fc.weight.clone()
-    assert load_state(tmp_path / "state", drafter, optim.AdamW(drafter.parameters())) is None
+    assert load_state(tmp_path / "state", drafter, adamw(drafter)) is None
     assert drafter.fc.weight.equal(before)
 
 
 def test_all_that_was_saved_is_read(tmp_path: Path) -> None:
     drafter = tiny_drafter(draft_vocab_size=20)
     saved = TrainingState(5, 3, {"seed": 1}, drafter.draft_token_ids)
-    save_state(tmp_path / "state", drafter, optim.AdamW(drafter.parameters()), saved)
+    save_state(tmp_path / "state", drafter, adamw(drafter), saved)
     state = read_state(tmp_path / "state")
     assert (state.step, state.cooldown_start, state.identity) == (5, 3, {"seed": 1})
     assert state.draft_token_ids.tolist() == list(range(20))
@@ -118,9 +123,9 @@ def test_all_that_was_saved_is_read(tmp_path: Path) -> None:
 def test_a_drafter_with_another_vocabulary_of_the_same_size_is_refused(tmp_path: Path) -> None:
     drafter = tiny_drafter(draft_vocab_size=20)
     shifted = TrainingState(5, None, {}, drafter.draft_token_ids + 1)
-    save_state(tmp_path / "state", drafter, optim.AdamW(drafter.parameters()), shifted)
+    save_state(tmp_path / "state", drafter, adamw(drafter), shifted)
     with pytest.raises(CompatibilityError, match="another draft vocabulary"):
-        load_state(tmp_path / "state", drafter, optim.AdamW(drafter.parameters()))
+        load_state(tmp_path / "state", drafter, adamw(drafter))
 
 
 def test_early_states_without_identity_are_read(tmp_path: Path) -> None:
@@ -140,14 +145,22 @@ def test_damaged_states_are_named(tmp_path: Path, file: str, content: bytes) -> 
         read_state(tmp_path / "state")
 
 
-def test_moments_survive_bit_for_bit(tmp_path: Path) -> None:
-    drafter = tiny_drafter()
-    optimiser = optim.AdamW(drafter.parameters(), fused=True)
-    drafter.fc.weight.sum().backward()
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_moments_survive_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    settings = OptimiserSection(kind=kind, total_steps=1)
+    drafter, other = tiny_drafter(), tiny_drafter(4)
+    optimiser, restored = build_optimiser(settings, drafter), build_optimiser(settings, other)
+    for parameter in drafter.parameters():
+        parameter.grad = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(1))
     optimiser.step()
     save_state(tmp_path / "state", drafter, optimiser, TrainingState(1))
-    other = tiny_drafter(4)
-    restored = optim.AdamW(other.parameters(), fused=True)
     load_state(tmp_path / "state", other, restored)
-    for key, value in optimiser.state[drafter.fc.weight].items():
-        assert torch.equal(value, restored.state[other.fc.weight][key]), key
+    for mine, theirs in zip(drafter.parameters(), other.parameters(), strict=True):
+        theirs.grad = mine.grad
+        moments, found = optimiser.moments(mine), restored.moments(theirs)
+        assert moments.keys() == found.keys() != set()
+        assert all(found[key].equal(moment) for key, moment in moments.items())
+    optimiser.step()
+    restored.step()
+    for mine, theirs in zip(drafter.parameters(), other.parameters(), strict=True):
+        assert mine.equal(theirs)

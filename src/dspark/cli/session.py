@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dspark.engine.models import Models
     from dspark.engine.options import DecodeOptions
     from dspark.engine.reference import Generation, ReferenceLoop
+    from dspark.nn.kernel_choice import KernelName
     from dspark.targets.native import NativeTarget
     from dspark.types import SamplingParams
 
@@ -122,15 +123,15 @@ def _remark(limit: "DraftLimit", copying: bool) -> str | None:
     return f"{reason}; {instead} (--max-draft-tokens forces drafts)"
 
 
-def open_native_target(name: str) -> "NativeTarget":
-    """The target called `name` in float32, its weights within reach.
+def open_native_target(name: str, kernel: "KernelName" = "auto") -> "NativeTarget":
+    """The target called `name`, its weights within reach in float32, run by `kernel`.
 
     Raises CompatibilityError if transformers runs it.
     """
     from dspark.targets.native import NativeTarget
     from dspark.targets.registry import load_target
 
-    target = load_target(name, "fp32")
+    target = load_target(name, "fp32", kernel)
     if not isinstance(target, NativeTarget):
         raise CompatibilityError(f"{name} runs through transformers; this needs a target of the native decoder.")
     return target

@@ -46,12 +46,13 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Train a drafter for a target. Ctrl-C saves the state; the same command goes on from there."""
+    from dspark.nn.kernel_choice import sequence_kernel
     from dspark.training.recipe import read_recipe
     from dspark.training.run import train as run_training
 
     plan = read_recipe(recipe, tuple(overrides or ()))
     with console.status(f"Loading {plan.target} ...", quiet=json):
-        model = open_native_target(target or plan.target)
+        model = open_native_target(target or plan.target, sequence_kernel(plan.precision))
     with console.progress("Training", plan.optimiser.total_steps, quiet=json) as bar:
 
         def watch(progress: "Progress") -> None:

@@ -46,6 +46,12 @@ class FactoredLogits:
         """V."""
         return len(self.head)
 
+    def to(self, dtype: torch.dtype) -> "FactoredLogits":
+        """The same with every factor in `dtype`; gradients return to the factors as they were."""
+        latents = None if self.latents is None else self.latents.to(dtype)
+        w2 = None if self.w2 is None else self.w2.to(dtype)
+        return FactoredLogits(self.hidden.to(dtype), self.head.to(dtype), latents, w2)
+
     def columns(self, start: int, end: int) -> Tensor:
         """Logits [N, end - start] of the tokens from `start` to before `end`, in float32 or better."""
         logits = F.linear(self.hidden, self.head[start:end].to(self.hidden.dtype))

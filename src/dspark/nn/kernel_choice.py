@@ -51,6 +51,13 @@ def choose_kernel(name: KernelName, dtype: torch.dtype, flags: frozenset[str] | 
     return KernelChoice(kernel, "asked for by name")
 
 
+def sequence_kernel(precision: Literal["fp32", "bf16"], flags: frozenset[str] | None = None) -> KernelName:
+    """The kernel that runs whole sequences fastest: many rows at once are bound by arithmetic, not by reads."""
+    flags = processor_flags() if flags is None else flags
+    native = bool(flags & _NATIVE_BF16) and OneDnnKernel.available(torch.bfloat16)
+    return "onednn-bf16" if precision == "bf16" and native else "auto"
+
+
 def _automatic(dtype: torch.dtype, flags: frozenset[str]) -> KernelChoice:
     if dtype is not torch.bfloat16:
         return _float32()

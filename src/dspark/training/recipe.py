@@ -64,11 +64,13 @@ class LossSection(_Section):
 
 
 class OptimiserSection(_Section):
-    """AdamW with linear warm-up, a constant rate, and a linear cool-down over the last steps.
+    """Linear warm-up, a constant rate, and a linear cool-down over the last steps.
 
-    The state before the cool-down is kept: raising `total_steps` continues from there.
+    The state before the cool-down is kept: raising `total_steps` continues from there. `kind` muon updates the
+    backbone's matrices with Muon, everything else with AdamW, at the same learning rate.
     """
 
+    kind: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(1e-3, gt=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
@@ -102,9 +104,10 @@ class BlockSection(_Section):
 
 
 class Recipe(_Section):
-    """One training run."""
+    """One training run. With `precision` bf16, matrix products run in bfloat16; weights and losses stay float32."""
 
     target: str
+    precision: Literal["fp32", "bf16"] = "fp32"
     drafter: DrafterSection
     data: DataSection
     loss: LossSection = Field(default_factory=LossSection)

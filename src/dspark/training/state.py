@@ -1,4 +1,4 @@
-"""Training state on disk: parameters, AdamW moments and where the run stands, written so that a kill loses nothing.
+"""Training state on disk: weights, optimiser moments and where the run stands, written so that a kill loses nothing.
 
 Every random choice of a run is a function of (seed, step), so this is the whole state. No pickle.
 """
@@ -12,10 +12,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, optim
+from torch import Tensor
 
 from dspark.drafters.dspark import DSpark
 from dspark.errors import CompatibilityError, FormatError
+from dspark.training.optimiser import Optimiser
 
 TENSORS, HEADER, VOCABULARY = "tensors.safetensors", "state.json", "draft_token_ids"
 
@@ -35,7 +36,7 @@ class TrainingState:
     draft_token_ids: Tensor | None = None
 
 
-def save_state(directory: Path, drafter: DSpark, optimiser: optim.AdamW, state: TrainingState) -> None:
+def save_state(directory: Path, drafter: DSpark, optimiser: Optimiser, state: TrainingState) -> None:
     """Replace the state in `directory`; a kill at any moment leaves the old one or the new one to be found."""
     old = _old(directory)
     if _surviving(directory) == old:
@@ -73,7 +74,7 @@ def read_state(directory: Path) -> TrainingState | None:
         raise FormatError(f"{directory} is not a training state: {error}. Remove it to start afresh.") from error
 
 
-def load_state(directory: Path, drafter: DSpark, optimiser: optim.AdamW) -> TrainingState | None:
+def load_state(directory: Path, drafter: DSpark, optimiser: Optimiser) -> TrainingState | None:
     """Restore `drafter` and `optimiser` in place, bit for bit; None, and nothing done, if there is no state yet.
 
     Raises:
@@ -113,13 +114,12 @@ def _early_cooldown_start(directory: Path) -> int | None:
     return int(json.loads(path.read_text(encoding="utf-8"))["began"]) if path.exists() else None
 
 
-def _tensors(drafter: DSpark, optimiser: optim.AdamW, state: TrainingState) -> dict[str, Tensor]:
+def _tensors(drafter: DSpark, optimiser: Optimiser, state: TrainingState) -> dict[str, Tensor]:
     tensors = {} if state.draft_token_ids is None else {VOCABULARY: state.draft_token_ids.contiguous()}
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
             tensors[f"parameter.{name}"] = parameter.detach().contiguous()
-            moments = optimiser.state.get(parameter, {})
-            tensors |= {f"{key}.{name}": moments[key] for key in ("exp_avg", "exp_avg_sq") if key in moments}
+            tensors |= {f"{key}.{name}": moment for key, moment in optimiser.moments(parameter).items()}
     return tensors
 
 
@@ -133,7 +133,7 @@ def _check_vocabulary(directory: Path, drafter: DSpark, state: TrainingState) ->
 
 
 def _restore(
-    name: str, parameter: Tensor, tensors: dict[str, Tensor], optimiser: optim.AdamW, step: int, directory: Path
+    name: str, parameter: Tensor, tensors: dict[str, Tensor], optimiser: Optimiser, step: int, directory: Path
 ) -> None:
     saved = tensors.pop(f"parameter.{name}", None)
     if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
@@ -143,6 +143,6 @@ def _restore(
             "The recipe has changed: use another output directory."
         )
     parameter.data.copy_(saved)
-    moments = {key: tensors.pop(f"{key}.{name}", None) for key in ("exp_avg", "exp_avg_sq")}
-    if all(moment is not None for moment in moments.values()):
-        optimiser.state[parameter] = {"step": parameter.new_tensor(float(step)), **moments}
+    keys = [key for key in tensors if key.partition(".")[2] == name]
+    if keys:
+        optimiser.restore(parameter, {key.partition(".")[0]: tensors.pop(key) for key in keys}, step)

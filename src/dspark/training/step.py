@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
 from dspark.core.factored_logits import FactoredLogits, favourites
 from dspark.core.losses import LossCoefficients
@@ -13,6 +13,7 @@ from dspark.errors import NumericalError
 from dspark.training.batches import Batch
 from dspark.training.chunked_loss import chunked_sparse_loss
 from dspark.training.objective import LossTerms, agreement_of, greedy_agreement, sparse_loss
+from dspark.training.optimiser import Optimiser
 
 
 class DivergenceError(NumericalError):
@@ -47,18 +48,37 @@ class StepResult:
         return figures | rates | {"tau": self.tau}
 
 
-def forward(
-    drafter: DSpark, batch: Batch, coefficients: LossCoefficients, vocabulary_chunk: int | None = None
-) -> LossTerms:
-    """The loss of `drafter` on `batch`, with gradient when autograd is on.
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a step minimises and how it computes it.
 
-    With `vocabulary_chunk`, logits are computed for that many tokens at a time and again in the backward pass.
+    With `vocabulary_chunk`, logits are computed for that many tokens at a time and again in the backward pass. With
+    `precision` bfloat16, products run in it (autocast); weights, their gradients and the loss stay float32.
     """
-    if vocabulary_chunk is None:
-        logits, confidence = supervised_logits(drafter, batch)
-        return sparse_loss(logits, confidence, batch.teacher, batch.slots, coefficients)
-    factors, confidence = supervised_factors(drafter, batch)
-    return chunked_sparse_loss(factors, confidence, batch.teacher, batch.slots, coefficients, vocabulary_chunk)
+
+    coefficients: LossCoefficients
+    vocabulary_chunk: int | None = None
+    precision: torch.dtype = torch.float32
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The context in which a forward pass runs."""
+        return torch.autocast(device.type, self.precision, enabled=self.precision is not torch.float32)
+
+
+def forward(drafter: DSpark, batch: Batch, objective: Objective) -> LossTerms:
+    """The loss of `drafter` on `batch`, with gradient when autograd is on."""
+    if objective.vocabulary_chunk is None:
+        with objective.autocast(drafter.device):
+            logits, confidence = supervised_logits(drafter, batch)
+            return sparse_loss(logits, confidence, batch.teacher, batch.slots, objective.coefficients)
+    factors, confidence = supervised_factors(drafter, batch, objective)
+    return _chunked_loss(factors, confidence, batch, objective, objective.vocabulary_chunk)
+
+
+def _chunked_loss(
+    factors: FactoredLogits, confidence: Tensor | None, batch: Batch, objective: Objective, chunk: int
+) -> LossTerms:
+    return chunked_sparse_loss(factors, confidence, batch.teacher, batch.slots, objective.coefficients, chunk)
 
 
 def supervised_logits(drafter: DSpark, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -72,8 +92,15 @@ def supervised_logits(drafter: DSpark, batch: Batch) -> tuple[Tensor, Tensor | N
     return logits, None if confidence is None else confidence[batch.supervised]
 
 
-def supervised_factors(drafter: DSpark, batch: Batch) -> tuple[FactoredLogits, Tensor | None]:
-    """`supervised_logits` with the logits left as factors."""
+def supervised_factors(drafter: DSpark, batch: Batch, objective: Objective) -> tuple[FactoredLogits, Tensor | None]:
+    """`supervised_logits` with the logits left as factors, in the objective's precision."""
+    with objective.autocast(drafter.device):
+        factors, confidence = _factors(drafter, batch)
+    # Autocast does not reach the products inside the chunked loss: its factors are cast instead.
+    return factors.to(objective.precision), confidence
+
+
+def _factors(drafter: DSpark, batch: Batch) -> tuple[FactoredLogits, Tensor | None]:
     hidden = _hidden(drafter, batch)
     latents = w2 = None
     if drafter.markov_head is not None:
@@ -91,20 +118,18 @@ def _hidden(drafter: DSpark, batch: Batch) -> Tensor:
 
 def train_step(
     drafter: DSpark,
-    optimiser: optim.Optimizer,
+    optimiser: Optimiser,
     batch: Batch,
-    coefficients: LossCoefficients,
+    objective: Objective,
     rate: float,
     clip: float,
-    vocabulary_chunk: int | None = None,
 ) -> StepResult:
     """Update `drafter` once at learning rate `rate`. Raises DivergenceError before a bad update, never after."""
-    for group in optimiser.param_groups:
-        group["lr"] = rate
-    optimiser.zero_grad(set_to_none=True)
-    terms = forward(drafter, batch, coefficients, vocabulary_chunk)
+    optimiser.set_rate(rate)
+    optimiser.zero_grad()
+    terms = forward(drafter, batch, objective)
     terms.total.backward()  # type: ignore[no-untyped-call]
-    norm = nn.utils.clip_grad_norm_([p for p in drafter.parameters() if p.requires_grad], clip)
+    norm = nn.utils.clip_grad_norm_(optimiser.parameters, clip)
     if not torch.isfinite(terms.total) or not torch.isfinite(norm):
         raise DivergenceError(
             f"Loss {float(terms.total.detach())} with gradient norm {float(norm)}: "
@@ -115,18 +140,18 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate_step(
-    drafter: DSpark, batch: Batch, coefficients: LossCoefficients, vocabulary_chunk: int | None = None
-) -> StepResult:
+def evaluate_step(drafter: DSpark, batch: Batch, objective: Objective) -> StepResult:
     """The same figures without an update, and the acceptance of greedy drafts."""
-    if vocabulary_chunk is None:
-        logits, confidence = supervised_logits(drafter, batch)
-        terms = sparse_loss(logits, confidence, batch.teacher, batch.slots, coefficients)
+    chunk = objective.vocabulary_chunk
+    if chunk is None:
+        with objective.autocast(drafter.device):
+            logits, confidence = supervised_logits(drafter, batch)
+        terms = sparse_loss(logits.float(), confidence, batch.teacher, batch.slots, objective.coefficients)
         agreed = greedy_agreement(logits, batch.teacher)
     else:
-        factors, confidence = supervised_factors(drafter, batch)
-        terms = chunked_sparse_loss(factors, confidence, batch.teacher, batch.slots, coefficients, vocabulary_chunk)
-        agreed = agreement_of(favourites(factors, vocabulary_chunk), batch.teacher)
+        factors, confidence = supervised_factors(drafter, batch, objective)
+        terms = _chunked_loss(factors, confidence, batch, objective, chunk)
+        agreed = agreement_of(favourites(factors, chunk), batch.teacher)
     greedy = conditional_acceptance(agreed, batch.supervised)
     return replace(_result(terms, batch, 0.0), greedy_acceptance=greedy)
 

@@ -11,16 +11,18 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 
 from dspark.data.answers import AnswerSplit
 from dspark.drafters.dspark import DSpark
+from dspark.targets.registry import parse_dtype
 from dspark.training.batches import Batch, batch_indices, make_batch
 from dspark.training.identity import identity_of
+from dspark.training.optimiser import build_optimiser
 from dspark.training.recipe import Recipe
 from dspark.training.resume import STABLE, STATE, resume_point
 from dspark.training.state import TrainingState, load_state, read_state, save_state
-from dspark.training.step import StepResult, evaluate_step, train_step
+from dspark.training.step import Objective, StepResult, evaluate_step, train_step
 from dspark.training.teacher import Teacher
 
 
@@ -69,12 +71,12 @@ class Trainer:
         self.directory = directory
         self.cadence = cadence
         self.watch = watch
-        self.coefficients = recipe.loss.coefficients
-        self.optimiser = _optimiser(recipe, drafter)
+        self.objective = _objective(recipe)
+        self.optimiser = build_optimiser(recipe.optimiser, drafter)
         self.step = 0
         self._cooldown_start: int | None = None
         self._lengths = [len(answer.token_ids) for answer in answers.train]
-        self._draft_index = _draft_index(drafter)
+        self._draft_index = draft_index(drafter)
         self._held_out_batch: Batch | None = None
 
     def run(self) -> int:
@@ -97,8 +99,8 @@ class Trainer:
         started = time.monotonic()
         optimiser = self.recipe.optimiser
         batch = self._batch(self.step)
-        rate, chunk = optimiser.rate(self.step), self.recipe.loss.vocabulary_chunk
-        result = train_step(self.drafter, self.optimiser, batch, self.coefficients, rate, optimiser.clip, chunk)
+        rate = optimiser.rate(self.step)
+        result = train_step(self.drafter, self.optimiser, batch, self.objective, rate, optimiser.clip)
         if optimiser.cools(self.step):
             self._cooldown_start = optimiser.cooldown_start
         self.step += 1
@@ -116,8 +118,7 @@ class Trainer:
             gamma = self.recipe.drafter.block_size
             records = [self.teacher.records([answer])[0] for answer in self.answers.held_out]
             self._held_out_batch = make_batch(self.answers.held_out, records, 32, gamma, self._draft_index, 0)
-        chunk = self.recipe.loss.vocabulary_chunk
-        return evaluate_step(self.drafter, self._held_out_batch, self.coefficients, chunk)
+        return evaluate_step(self.drafter, self._held_out_batch, self.objective)
 
     def _batch(self, step: int) -> Batch:
         data, seed = self.recipe.data, self.recipe.seed
@@ -156,18 +157,12 @@ class Trainer:
             log.write(json.dumps(row) + "\n")
 
 
-def _optimiser(recipe: Recipe, drafter: DSpark) -> optim.AdamW:
-    settings = recipe.optimiser
-    return optim.AdamW(
-        [p for p in drafter.parameters() if p.requires_grad],
-        lr=settings.learning_rate,
-        betas=(settings.beta1, settings.beta2),
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+def _objective(recipe: Recipe) -> Objective:
+    return Objective(recipe.loss.coefficients, recipe.loss.vocabulary_chunk, parse_dtype(recipe.precision))
 
 
-def _draft_index(drafter: DSpark) -> Tensor | None:
+def draft_index(drafter: DSpark) -> Tensor | None:
+    """Draft id [V] of every target id, -1 outside; None without a pruned vocabulary."""
     if drafter.draft_token_ids is None:
         return None
     index = torch.full((drafter.config.vocab_size,), -1)
