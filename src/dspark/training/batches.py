@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.core.anchors import block_labels, sample_packed_anchors
+from dspark.core.anchors import block_labels, sample_anchors
 from dspark.core.masks import BlockLayout
 from dspark.data.answers import Answer
 from dspark.training.objective import SparseTeacher
@@ -55,16 +55,36 @@ def make_batch(
     draft_index: Tensor | None,
     seed: int,
 ) -> Batch:
-    """Draw up to `per_answer` anchors in each answer, uniformly without replacement, and gather what they are taught.
+    """A batch of `draw_anchors(answers, per_answer, seed)`."""
+    return gather_batch(answers, records, draw_anchors(answers, per_answer, seed), gamma, draft_index)
+
+
+def draw_anchors(answers: Sequence[Answer], per_answer: int, seed: int) -> list[Tensor]:
+    """Up to `per_answer` ascending positions in each answer, uniform without replacement.
+
+    They are drawn for all answers of a step, however it is divided: every division trains the same slots.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return [sample_anchors(_responses(answer), per_answer, generator) for answer in answers]
+
+
+def gather_batch(
+    answers: Sequence[Answer],
+    records: Sequence[TeacherRecord],
+    places: Sequence[Tensor],
+    gamma: int,
+    draft_index: Tensor | None,
+) -> Batch:
+    """What the anchors at `places` of each answer are taught.
 
     Anchors and labels are those of `core.anchors` with the loss on response tokens (DeepSpec's rule). `draft_index` [V]
     maps target ids to draft ids (-1 outside), None without a pruned vocabulary.
     """
-    generator = torch.Generator().manual_seed(seed)
     lengths = tuple(len(answer.token_ids) for answer in answers)
     tokens = torch.tensor([token for answer in answers for token in answer.token_ids])
-    responses = torch.cat([torch.arange(n) >= len(a.prompt_ids) for a, n in zip(answers, lengths, strict=True)])
-    anchors = sample_packed_anchors(responses, lengths, per_answer, generator)
+    responses = torch.cat([_responses(answer) for answer in answers])
+    starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
+    anchors = torch.cat([start + place for start, place in zip(starts, places, strict=True)])
     labels = block_labels(tokens, responses, BlockLayout.pack(anchors, lengths, gamma))
     slots = torch.arange(gamma).expand_as(labels.supervised)[labels.supervised]
     taught = (anchors[:, None] + torch.arange(1, gamma + 1))[labels.supervised]
@@ -82,6 +102,11 @@ def make_batch(
         slots=slots,
         teacher=draft_teacher(ids, probabilities, draft_index),
     )
+
+
+def _responses(answer: Answer) -> Tensor:
+    """[S] where tokens carry loss."""
+    return torch.arange(len(answer.token_ids)) >= len(answer.prompt_ids)
 
 
 def draft_teacher(ids: Tensor, probabilities: Tensor, draft_index: Tensor | None) -> SparseTeacher:
