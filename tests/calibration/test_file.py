@@ -8,8 +8,9 @@ import pytest
 
 from dspark.calibration.file import FILE_NAME, Calibration, Pair, Sampling, load_calibration, save_calibration
 from dspark.calibration.methods import MethodName, method, model_to_json
+from dspark.calibration.oracle import Oracle
 from dspark.calibration.records import DraftMode
-from dspark.calibration.simulator import Oracle, SimulatedDrafter
+from dspark.calibration.simulator import SimulatedDrafter
 from dspark.calibration.temperature import SequentialTemperature
 from dspark.errors import CompatibilityError, ConfigError, FormatError
 

@@ -13,9 +13,10 @@ from dspark.calibration.isotonic import fit_isotonic, isotonic_map, pool_violato
 from dspark.calibration.logistic import ALL_FEATURES, HEADLESS, Feature, LogisticSurvival, fit_logistic, newton_fit
 from dspark.calibration.metrics import auroc, brier, expected_calibration_error
 from dspark.calibration.online import OnlineLogistic
+from dspark.calibration.oracle import Oracle
 from dspark.calibration.records import split_by_request
 from dspark.calibration.signals import RoundHistory, Signals, peak_log_odds, sigmoid
-from dspark.calibration.simulator import Oracle, SimulatedDrafter
+from dspark.calibration.simulator import SimulatedDrafter
 from dspark.calibration.temperature import SequentialTemperature, fit_temperatures, uncalibrated
 from dspark.core.conditionals import conditionals
 from dspark.errors import ConfigError

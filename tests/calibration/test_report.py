@@ -59,6 +59,19 @@ def test_a_position_that_was_never_judged_has_no_figures():
     assert all(map(math.isnan, (second.ece, second.ece_floor, second.auc, second.brier, second.mean_predicted)))
 
 
+def test_no_confidence_ranks_better_than_exact_chances(report):
+    heads = [one.auc for one in report.overall.before]
+    assert report.oracle is not None
+    for exact, head in zip([one.auc for one in report.oracle], heads, strict=True):
+        assert exact > head
+    assert report.as_json()["oracle"]["auc"] == [one.auc for one in report.oracle]
+
+
+def test_where_chances_are_unknown_there_is_no_oracle():
+    unknown = records([0, 1, 2, 3] * 10, overlap=np.full((40, 3), np.nan))
+    assert calibrate(unknown, unknown).oracle is None
+
+
 def test_without_peaks_the_logistic_alternative_is_left_out():
     rounds = records([0, 1, 2, 3] * 5, peak=np.full((20, 3), np.nan))
     assert set(calibrate(rounds, rounds).alternatives) == {"sts", "isotonic"}

@@ -27,6 +27,9 @@ class Notes:
         self.widths.add(len(logits))
         self.told.append(confidence)
 
+    def laws(self, p: torch.Tensor, q: torch.Tensor) -> None:
+        self.laws_of_round = p, q
+
     def judged(self, entry: Round) -> None:
         self.told.append(entry)
 

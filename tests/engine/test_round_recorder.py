@@ -1,5 +1,6 @@
 """Records of real rounds: what the loop did is what they say."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -62,6 +63,28 @@ def test_peak_and_confidence_are_those_of_the_slot():
     records = recorder.records()
     assert records.confidence.tolist() == [[0.5, -1.5]]
     np.testing.assert_allclose(records.peak[0], peak_log_odds(rows.numpy()), rtol=1e-6)
+
+
+def test_overlap_is_the_chance_that_a_draft_of_the_slot_is_accepted():
+    recorder = RoundRecorder(LABEL, GAMMA, every_round)
+    loop = ReferenceLoop(target(), drafter())
+    for seed in range(150):
+        loop.generate(PROMPT, replace(PARAMS, seed=seed), observer=recorder)
+    records = recorder.records()
+    for k in range(GAMMA):  # each slot among the rounds that reached it
+        reached = records.accepted >= k
+        expected, found = records.overlap[reached, k].mean(), (records.accepted[reached] > k).mean()
+        assert abs(found - expected) < 4 * np.sqrt(0.25 / reached.sum())
+    spread = records.overlap[:, 0]
+    assert spread.std() > 0.05  # a constant would pass the test above
+    likely = records.accepted[spread > np.median(spread)] > 0
+    assert likely.mean() > (records.accepted[spread <= np.median(spread)] > 0).mean() + 0.05
+
+
+def test_greedy_rounds_have_no_overlap():
+    recorder = RoundRecorder(LABEL, GAMMA, every_round)
+    ReferenceLoop(target(), drafter()).generate(PROMPT, replace(PARAMS, temperature=0.0), observer=recorder)
+    assert np.isnan(recorder.records().overlap).all()
 
 
 def test_without_a_head_there_is_no_confidence():

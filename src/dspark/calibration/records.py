@@ -28,7 +28,9 @@ class RoundRecords:
     """N rounds in which all gamma drafts were verified, so that no outcome is censored by a schedule.
 
     `confidence` [N, G] are the head's logits and `peak` [N, G] the log-odds of the largest draft probability, each
-    NaN throughout where there was none. `history` [N] is the `RoundHistory` before the round. Of the first `judged`
+    NaN throughout where there was none. `overlap` [N, G] is sum_v min(p, q), each slot's exact chance of acceptance by
+    token rejection where the slots before it were accepted; NaN throughout where laws were not compared (greedy
+    rounds). `history` [N] is the `RoundHistory` before the round. Of the first `judged`
     [N] drafts, those before and including an accepted end token, `accepted` [N] survived. `position` [N] is the
     output position of the round's first token, `request` [N] a number that tells prompts apart, `domain` [N] a name;
     `draft_mode` [N] and `temperature` [N] say how drafts were drawn.
@@ -39,6 +41,7 @@ class RoundRecords:
 
     confidence: Floats
     peak: Floats
+    overlap: Floats
     history: Floats
     accepted: Array
     judged: Array
@@ -53,12 +56,12 @@ class RoundRecords:
         if len(shape) != 2:
             raise FormatError(f"confidence has shape {list(shape)}, expected [rounds, gamma]")
         for name, value in self.arrays().items():
-            expected = shape if name in ("confidence", "peak") else shape[:1]
+            expected = shape if name in ("confidence", "peak", "overlap") else shape[:1]
             if value.shape != expected:
                 raise FormatError(f"{name} has shape {list(value.shape)}, expected {list(expected)} as confidence says")
         if (self.accepted < 0).any() or (self.accepted > self.judged).any() or (self.judged > shape[1]).any():
             raise FormatError(f"accepted and judged drafts must satisfy 0 <= accepted <= judged <= {shape[1]}")
-        for name in ("confidence", "peak"):
+        for name in ("confidence", "peak", "overlap"):
             self._check_logits(name)
 
     def __len__(self) -> int:

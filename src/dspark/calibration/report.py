@@ -9,8 +9,9 @@ import numpy as np
 
 from dspark.calibration.methods import MethodName, method
 from dspark.calibration.metrics import Reliability, auroc, brier, reliability
+from dspark.calibration.oracle import Oracle
 from dspark.calibration.records import RoundRecords
-from dspark.calibration.signals import Floats, SurvivalModel
+from dspark.calibration.signals import Floats, SurvivalModel, cumulative
 from dspark.calibration.temperature import uncalibrated
 
 
@@ -77,22 +78,24 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationReport:
-    """A fitted model and its figures on the report rounds: together, by domain, and beside the other methods."""
+    """A fitted model and its figures on the report rounds: together, by domain, and beside the other methods.
+
+    `oracle` are those of a head that states every slot's exact chance of acceptance: what no confidence can beat. None
+    where the records do not tell it.
+    """
 
     method: MethodName
     model: SurvivalModel
     overall: Comparison
     domains: dict[str, Comparison]
     alternatives: dict[str, tuple[PositionReport, ...]]
+    oracle: tuple[PositionReport, ...] | None
     fit_rounds: int
     report_rounds: int
 
     def as_json(self) -> dict[str, Any]:
         """The shape scripts rely on: ece_before, ece_after, auc, each per position, and more beside them."""
-        others = {
-            name: {"ece": [p.ece for p in one], "auc": [p.auc for p in one], "brier": [p.brier for p in one]}
-            for name, one in self.alternatives.items()
-        }
+        others = {name: _figures(one) for name, one in self.alternatives.items()}
         return {
             **self.overall.as_json(),
             "method": self.method.value,
@@ -100,6 +103,7 @@ class CalibrationReport:
             "report_rounds": self.report_rounds,
             "domains": {name: one.as_json() for name, one in self.domains.items()},
             "alternatives": others,
+            "oracle": None if self.oracle is None else _figures(self.oracle),
         }
 
     def summary(self) -> dict[str, Any]:
@@ -123,6 +127,7 @@ def calibrate(fit: RoundRecords, report: RoundRecords, name: MethodName = Method
         overall=_compare(models[name], report),
         domains={domain: _compare(models[name], rounds) for domain, rounds in domains.items()},
         alternatives={one.value: positions(model, report) for one, model in models.items()},
+        oracle=_oracle(report),
         fit_rounds=len(fit),
         report_rounds=len(report),
     )
@@ -150,6 +155,16 @@ def _position(predicted: Floats, labels: Floats) -> PositionReport:
 
 def _compare(model: SurvivalModel, records: RoundRecords) -> Comparison:
     return Comparison(positions(uncalibrated(records.gamma), records), positions(model, records))
+
+
+def _figures(reports: Sequence[PositionReport]) -> dict[str, list[float]]:
+    return {"ece": [p.ece for p in reports], "auc": [p.auc for p in reports], "brier": [p.brier for p in reports]}
+
+
+def _oracle(records: RoundRecords) -> tuple[PositionReport, ...] | None:
+    if np.isnan(records.overlap).all():
+        return None
+    return positions(Oracle(cumulative(records.overlap.astype(np.float64).clip(0.0, 1.0))), records)
 
 
 def _usable(name: MethodName, records: RoundRecords) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dspark.calibration.records import DraftMode, RoundRecords
-from dspark.calibration.signals import Floats, RoundHistory, Signals, cumulative, non_increasing, sigmoid
+from dspark.calibration.signals import Floats, RoundHistory, cumulative, sigmoid
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class SimulatedDrafter:
         records = RoundRecords(
             confidence=head,
             peak=logits + self.peak_noise * rng.standard_normal(shape),
+            overlap=sigmoid(logits),
             history=np.concatenate([_histories(part, self.gamma) for part in accepted.reshape(requests, rounds)]),
             accepted=accepted,
             judged=np.full(count, self.gamma),
@@ -64,22 +65,6 @@ class Simulation:
 
     records: RoundRecords
     true_survival: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Oracle:
-    """Knows the chances [N, G] of the rounds that it is asked about: the upper bound for every survival model."""
-
-    true_survival: Floats
-
-    @property
-    def gamma(self) -> int:
-        """Positions whose chances it knows."""
-        return int(self.true_survival.shape[1])
-
-    def survival(self, signals: Signals) -> Floats:
-        """The true a [N, G]."""
-        return non_increasing(self.true_survival[:, : signals.logits.shape[-1]])
 
 
 def _histories(accepted: Floats, judged: int) -> Floats:

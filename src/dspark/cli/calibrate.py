@@ -215,7 +215,8 @@ def _methods(report: "CalibrationReport") -> "Table":
     from dspark.calibration.report import mean_over_positions as mean
 
     table = console.table("Methods on the same rounds, means over positions", "method", "ECE", "AUC", "Brier")
-    for name, one in report.alternatives.items():
+    bound = {} if report.oracle is None else {"exact chances": report.oracle}
+    for name, one in (report.alternatives | bound).items():
         ece, auc, brier = mean(one, lambda p: p.ece), mean(one, lambda p: p.auc), mean(one, lambda p: p.brier)
         table.add_row(name, f"{ece:.1%}", f"{auc:.3f}", f"{brier:.4f}")
     return table

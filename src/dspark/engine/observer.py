@@ -14,6 +14,13 @@ class RoundObserver(Protocol):
         """The next slot of the round: raw draft logits [V_draft] and confidence logit, before its token is drawn."""
         ...
 
+    def laws(self, p: Tensor, q: Tensor) -> None:
+        """What the round's k drafts are judged by: the target's laws p [k + 1, V] and the draft laws q [k, V].
+
+        Greedy rounds have none. Costs nothing unless it is looked at.
+        """
+        ...
+
     def judged(self, entry: Round) -> None:
         """The round is over. When the policy refused its last slot, there is one slot more than drafts."""
         ...
@@ -33,6 +40,9 @@ class Unobserved:
 
     def slot(self, logits: Tensor, confidence: float | None) -> None:
         """Pass over the slot."""
+
+    def laws(self, p: Tensor, q: Tensor) -> None:
+        """Pass over the laws."""
 
     def judged(self, entry: Round) -> None:
         """Pass over the round."""

@@ -135,6 +135,8 @@ class Generation:
         block = as_ids([request.anchor, *sampler.drafts])
         output = self._target.forward(block, request.target_cache, self._taps)
         verdict = sampler.judge(self._target.logits(output.last_hidden))
+        if sampler.laws is not None and not copies:
+            request.observer.laws(*sampler.laws)
         kept = 1 + verdict.accepted
         request.target_cache.rollback(request.length - 1 + kept)
         commit = request.commit_round(sampler.drafts, verdict, bool(copies))

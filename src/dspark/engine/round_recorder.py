@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dspark.calibration.records import DraftMode, RoundRecords
@@ -47,18 +48,25 @@ class RoundRecorder:
         self._position = 1  # the first token is the prompt's
         self._wanted = full_width(self._position)
         self._slots: list[tuple[float, float]] = []
-        self._rows: list[tuple[list[tuple[float, float]], float, int, int, int]] = []
+        self._overlap = [float("nan")] * gamma
+        self._rows: list[tuple[list[tuple[float, float]], list[float], float, int, int, int]] = []
 
     def slot(self, logits: Tensor, confidence: float | None) -> None:
         """Take in a slot's confidence and the shape of its law, never the token drawn from it."""
         peak = float(peak_log_odds(logits.float().numpy()))
         self._slots.append((float("nan") if confidence is None else confidence, peak))
 
+    def laws(self, p: Tensor, q: Tensor) -> None:
+        """Take in each slot's exact chance of acceptance by token rejection: what calibration is measured against."""
+        if self._wanted and len(q) == self._gamma:
+            self._overlap = torch.minimum(p[: len(q)], q).sum(-1).tolist()
+
     def judged(self, entry: Round) -> None:
         """Keep the round if it was named, and decide about the next."""
         slots, self._slots = self._slots, []
+        overlap, self._overlap = self._overlap, [float("nan")] * self._gamma
         if self._wanted and entry.verified == self._gamma:
-            self._rows.append((slots, self._history.value, entry.accepted, entry.judged, self._position))
+            self._rows.append((slots, overlap, self._history.value, entry.accepted, entry.judged, self._position))
         self._history.update(entry.accepted, entry.judged)
         self._position += entry.emitted
         self._wanted = self._full_width(self._position)
@@ -66,12 +74,13 @@ class RoundRecorder:
     def records(self) -> RoundRecords:
         """The rounds so far, none included."""
         slots = [row[0] for row in self._rows]
-        logits = np.array(slots, dtype=np.float32).reshape(len(slots), self._gamma, 2)
-        history, accepted, judged, position = (np.array([row[i] for row in self._rows]) for i in range(1, 5))
         count, label = len(slots), self._label
+        logits = np.array(slots, dtype=np.float32).reshape(len(slots), self._gamma, 2)
+        history, accepted, judged, position = (np.array([row[i] for row in self._rows]) for i in range(2, 6))
         return RoundRecords(
             confidence=logits[..., 0],
             peak=logits[..., 1],
+            overlap=np.array([row[1] for row in self._rows], dtype=np.float16).reshape(count, self._gamma),
             history=history.astype(np.float32),
             accepted=accepted,
             judged=judged,

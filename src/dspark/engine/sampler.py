@@ -21,9 +21,13 @@ from dspark.types import SamplingParams, Verdict, as_ids
 
 
 class RoundSampler(Protocol):
-    """Draws the drafts of one round, left to right, then judges them."""
+    """Draws the drafts of one round, left to right, then judges them.
+
+    `laws` are (p [k + 1, V], q [k, V]) once the round was judged by laws over the vocabulary.
+    """
 
     drafts: list[int]
+    laws: tuple[Tensor, Tensor] | None
 
     def draft(self, logits: Tensor) -> int | None:
         """The next draft (a target id) from raw draft logits [V_draft]; None, ending the block, if all are masked."""
@@ -65,6 +69,7 @@ class GreedyRound:
     def __init__(self, params: SamplingParams, vocabulary: DraftVocabulary, history: TokenHistory) -> None:
         self._params, self._vocabulary, self._history = params, vocabulary, history
         self.drafts: list[int] = []
+        self.laws: tuple[Tensor, Tensor] | None = None
 
     def draft(self, logits: Tensor) -> int | None:
         """The most likely draft."""
@@ -100,6 +105,7 @@ class SampledRound:
         self._draft_params = replace(request.params, temperature=0.0) if request.greedy_drafts else request.params
         self._q: list[Tensor] = []
         self.drafts: list[int] = []
+        self.laws: tuple[Tensor, Tensor] | None = None
 
     def draft(self, logits: Tensor) -> int | None:
         """A token drawn from exactly the vector that is kept as q."""
@@ -122,6 +128,7 @@ class SampledRound:
         k, params = len(self.drafts), self._request.params
         p = probabilities(penalised_block(logits, params, self._request.history, self.drafts), params)
         q = torch.stack(self._q) if self._q else one_hot(as_ids(self.drafts), p.shape[-1]).to(p)
+        self.laws = p, q
         accept = self._streams.uniforms(Stream.ACCEPT, self._start, k)
         recover = self._streams.uniforms(Stream.RECOVER, self._start, k + 1)
         return verify(self._request.rule, p, q, self.drafts, accept, recover)

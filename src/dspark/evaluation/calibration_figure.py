@@ -74,7 +74,11 @@ def _bars(axes: Any, report: CalibrationReport) -> None:
 
 def _discrimination(axes: Any, report: CalibrationReport) -> None:
     places = np.arange(1, len(report.overall.before) + 1)
-    axes.bar(places, [one.auc for one in report.overall.before], 0.6, color=AFTER)
+    axes.bar(places, [one.auc for one in report.overall.before], 0.6, color=AFTER, label="confidences")
+    if report.oracle is not None:
+        bound = [one.auc for one in report.oracle]
+        axes.scatter(places, bound, marker="_", s=200, color="black", label="exact chances", zorder=3)
+        axes.legend(loc="lower right", fontsize="small", frameon=False)
     axes.axhline(0.5, color=PLAIN, linewidth=1, linestyle="--")
     axes.set(xlabel="position", ylabel="AUC", xticks=places, ylim=(0.4, 1))
 
