@@ -61,6 +61,9 @@ def assert_equal(
 ) -> None:
     for field in dataclasses.fields(oracle):
         a, b = getattr(ours, field.name), getattr(oracle, field.name)
+        if b is None:  # the agreement, which nobody asked for
+            assert a is None
+            continue
         torch.testing.assert_close(a, b.view_as(a), atol=1e-5, rtol=1e-5)
     ours.total.backward()
     oracle.total.backward()

@@ -5,9 +5,9 @@ import torch
 from torch import optim
 
 from dspark.training.batches import make_batch
+from dspark.training.forced_loss import Objective, forced_loss
 from dspark.training.optimiser import build_optimiser
 from dspark.training.recipe import OptimiserSection
-from dspark.training.step import Objective, forward
 from dspark.training.teacher import Teacher
 from dspark.training.trainer import draft_index
 from tests.training.tiny import TinyTarget, tiny_answers, tiny_drafter, tiny_recipe
@@ -46,7 +46,7 @@ def test_bfloat16_products_give_float32_gradients_near_the_exact_ones(chunk: int
     found = {}
     for precision in (torch.float32, torch.bfloat16):
         drafter.zero_grad()
-        terms = forward(drafter, batch, Objective(recipe.loss.coefficients, chunk, precision))
+        terms = forced_loss(drafter, batch, Objective(recipe.loss.coefficients, chunk, precision))
         terms.total.backward()
         assert terms.total.dtype is torch.float32
         assert all(p.grad.dtype is torch.float32 for p in drafter.parameters())

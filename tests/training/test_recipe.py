@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dspark.errors import ConfigError, FormatError
-from dspark.training.recipe import read_recipe
+from dspark.training.recipe import Recipe, read_recipe
 from tests.conftest import ROOT
 from tests.training.tiny import tiny_recipe
 
@@ -15,6 +16,14 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_shipped_recipes_are_valid(path: Path) -> None:
     assert read_recipe(path).target == "smollm2-135m"
+
+
+def test_recipes_without_an_algorithm_mean_dspark() -> None:
+    text = yaml.safe_load(RECIPES[0].read_text())
+    text.pop("algorithm", None)
+    recipe = Recipe.model_validate(text | {"drafter": {"target_layer_ids": [1], "mask_token_id": 3}})
+    assert recipe.algorithm == "dspark"
+    assert recipe.drafter.markov_rank == 128
 
 
 def test_overrides_replace_single_values() -> None:
@@ -29,6 +38,10 @@ def test_overrides_replace_single_values() -> None:
         ("optimiser.learning_rate=-1", "optimiser.learning_rate.*greater than 0.*-1"),
         ("optimiser.learning_rate", "has no '='"),
         ("target.name=x", "target is a value"),
+        ("drafter.markov_ran=1", "drafter.markov_ran: unknown key, did you mean 'markov_rank'"),
+        ("drafter.block_size=0", "drafter.block_size: .*greater than or equal to 1.*0"),
+        ("algorithm=dspork", "algorithm: .*no algorithm 'dspork', did you mean 'dspark'"),
+        ("algorithm=magic", "algorithm: .*no algorithm 'magic', expected one of dspark"),
         ("loss.decay=[", "loss.decay=.*is not a YAML value"),
         ("blocks=[{from_step: 5, size: 3}, {from_step: 2, size: 7}]", r"blocks: .*must ascend.*\[5, 2\]"),
     ],

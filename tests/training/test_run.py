@@ -14,6 +14,7 @@ from dspark.data.answers import Answer
 from dspark.drafters.registry import load_drafter
 from dspark.errors import CompatibilityError, ConfigError
 from dspark.training import setup
+from dspark.training.algorithms.dspark import DSparkAlgorithm
 from dspark.training.recipe import Recipe
 from dspark.training.run import train
 from dspark.training.state import read_state
@@ -105,8 +106,8 @@ def test_more_answers_continue_with_the_vocabulary_of_the_saved_run(
     others = [t for t in range(VOCAB) if t not in before]
     more = [Answer(f"b-{i}", "math", (3, 4), tuple(others * 3), 0.0) for i in range(20)]
     write_answers(answers_file, [*tiny_answers(), *more])
-    for start in ("draft_vocabulary", "start_from_layers", "start_from_bigrams"):
-        monkeypatch.setattr(setup, start, None)
+    monkeypatch.setattr(setup, "draft_vocabulary", None)
+    monkeypatch.setattr(DSparkAlgorithm, "start", None)
     assert train(recipe_for(answers_file, total_steps=9), target, tmp_path / "run").step == 9
     assert vocabulary(tmp_path / "run", target) == before
 

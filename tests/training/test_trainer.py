@@ -214,10 +214,11 @@ def flat_numbers(row: object) -> list[float]:
     return [number for value in row for number in flat_numbers(value)] if isinstance(row, list) else [row]
 
 
-def test_states_from_before_there_were_chunks_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["loss.vocabulary_chunk", "algorithm"])
+def test_states_from_before_there_was_such_a_key_resume(tmp_path: Path, key: str) -> None:
     stop_after(make_trainer(tmp_path, tiny_recipe()), 3)
     path = tmp_path / "state" / "state.json"
     saved = json.loads(path.read_text())
-    del saved["identity"]["loss.vocabulary_chunk"]
+    del saved["identity"][key]
     path.write_text(json.dumps(saved))
     assert make_trainer(tmp_path, tiny_recipe()).run() == 6

@@ -46,6 +46,13 @@ class FactoredLogits:
         """V."""
         return len(self.head)
 
+    def dense(self) -> Tensor:
+        """The whole logits [N, V], under autocast where that is on."""
+        logits = F.linear(self.hidden, self.head.to(self.hidden.dtype))
+        if self.latents is None or self.w2 is None:
+            return logits
+        return logits + F.linear(self.latents, self.w2)
+
     def to(self, dtype: torch.dtype) -> "FactoredLogits":
         """The same with every factor in `dtype`; gradients return to the factors as they were."""
         latents = None if self.latents is None else self.latents.to(dtype)

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from dspark.core.masks import BlockLayout
 from dspark.drafters.attention import TILE, Attend, DraftAttention, Rope, attend_cached, attend_tiles
 from dspark.drafters.cache import DraftCache
-from dspark.drafters.compiled_backbone import CompiledBackbone
+from dspark.drafters.compiled_backbone import CompiledBackbone, compiled_backbone
 from dspark.drafters.config import DrafterConfig
+from dspark.drafters.drafter_module import DrafterModule
+from dspark.nn.linear import LinearKernel
 from dspark.nn.norm import RMSNorm
 from dspark.nn.rope import Rotary
 from dspark.types import Cache
@@ -49,10 +51,8 @@ class DraftLayer(nn.Module):
         return output
 
 
-class DFlash(nn.Module):
+class DFlash(DrafterModule):
     """Backbone over blocks embedded by the target's frozen `embedding` [V, d], which is shared and never saved."""
-
-    embedding: Tensor
 
     def __init__(self, config: DrafterConfig, embedding: Tensor) -> None:
         super().__init__()
@@ -66,6 +66,11 @@ class DFlash(nn.Module):
         self.compiled: CompiledBackbone | None = None
 
     @property
+    def shape(self) -> DrafterConfig:
+        """The configuration."""
+        return self.config
+
+    @property
     def dtype(self) -> torch.dtype:
         """What states are computed in."""
         return self.norm.weight.dtype
@@ -74,6 +79,10 @@ class DFlash(nn.Module):
     def device(self) -> torch.device:
         """Where states live."""
         return self.norm.weight.device
+
+    def compile_for(self, kernel: LinearKernel) -> None:
+        """Run blocks and context in compiled calls where `kernel` is a compiled one."""
+        self.compiled = compiled_backbone(self, kernel)
 
     def draft_layers(self) -> list[DraftLayer]:
         """The layers by their type."""
@@ -111,13 +120,25 @@ class DFlash(nn.Module):
         Documents of `lengths` tokens (default: one) are packed end to end; `anchors` [A] are ascending packed indices.
         `gamma` may be shorter than the configured block.
         """
-        layout = BlockLayout.pack(anchors, lengths or (len(token_ids),), gamma or self.config.block_size)
+        return self.anchored_states(features, token_ids[anchors], anchors, lengths, gamma or self.config.block_size)
+
+    def forced_states(
+        self, features: Tensor, anchors: Tensor, previous: Tensor, lengths: Sequence[int] | None = None
+    ) -> Tensor:
+        """Hidden states [A, G, d]; the backbone reads the anchors alone, so forced tokens reach the heads only."""
+        return self.anchored_states(features, previous[:, 0], anchors, lengths, previous.shape[1])
+
+    def anchored_states(
+        self, features: Tensor, anchor_ids: Tensor, anchors: Tensor, lengths: Sequence[int] | None, gamma: int
+    ) -> Tensor:
+        """`training_states` for anchors whose token ids [A] are known."""
+        layout = BlockLayout.pack(anchors, lengths or (len(features),), gamma)
         context, rope = self.context(features), self.rotary.at(layout.positions())
         tiles = tuple(layout.tiles(TILE))
         attends = [
             attend_tiles(layout, tiles, layer.self_attn.keys_values(context, rope)) for layer in self.draft_layers()
         ]
-        blocks = self.embed_blocks(token_ids[anchors], layout.gamma)
+        blocks = self.embed_blocks(anchor_ids, layout.gamma)
         return self.run_blocks(blocks, layout.block_positions(), attends)
 
     def new_cache(self, capacity: int) -> DraftCache:

@@ -29,6 +29,19 @@ class DecoderShape(Protocol):
     def attention_bias(self) -> bool: ...
 
 
+class DrafterShape(DecoderShape, Protocol):
+    """Sizes of a drafter for a given target, whatever its kind."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_target_layers(self) -> int: ...
+    @property
+    def target_layer_ids(self) -> tuple[int, ...]: ...
+    @property
+    def draft_vocab_size(self) -> int | None: ...
+
+
 class HeadKind(StrEnum):
     """Sequential heads by DeepSpec's `markov_head_type`."""
 

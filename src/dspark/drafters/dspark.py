@@ -4,15 +4,16 @@ Shapes: A blocks, G slots (gamma), T context tokens, d width, m taps, R rank, V 
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dspark.core.factored_logits import FactoredLogits
 from dspark.drafters.backbone import DFlash
 from dspark.drafters.cache import DraftCache
 from dspark.drafters.confidence import ConfidenceHead
 from dspark.drafters.config import DrafterConfig
+from dspark.drafters.drafter_module import check_shared
 from dspark.drafters.heads import build_head
 from dspark.errors import ConfigError
-from dspark.nn.linear import Linear
 from dspark.types import NOT_RECORDED, Acceptance, Cache, DrafterInfo
 
 
@@ -24,9 +25,6 @@ class DSpark(DFlash):
     their rows (a head of V_draft rows is taken as kept already); the sequential head still embeds target ids.
     """
 
-    head: Tensor
-    draft_token_ids: Tensor | None
-
     def __init__(
         self,
         config: DrafterConfig,
@@ -36,30 +34,14 @@ class DSpark(DFlash):
         name: str = "dspark",
         acceptance: Acceptance = NOT_RECORDED,
     ) -> None:
-        _check_shared(config, embedding, head, draft_token_ids)
+        check_shared(config, embedding, head, draft_token_ids)
         super().__init__(config, embedding)
         self.markov_head = build_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
-        self.register_buffer("head", _draft_rows(head.detach(), draft_token_ids), persistent=False)
-        self.packed_head: Linear | None = None
-        self.register_buffer("draft_token_ids", draft_token_ids, persistent=False)
+        self.share_head(head, draft_token_ids)
         self.info = DrafterInfo(
             name, config.block_size, config.target_layer_ids, config.vocab_size, draft_token_ids, acceptance
         )
-
-    def initialize(self, generator: torch.Generator, std: float = 0.02) -> None:
-        """Fresh weights as DeepSpec draws them: matrices from N(0, std^2), biases 0, norms 1."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=std, generator=generator)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-
-    def base_logits(self, hidden: Tensor) -> Tensor:
-        """U = head(h), [..., V_draft] of hidden states [..., d]."""
-        if self.packed_head is not None:
-            return self.packed_head(hidden)
-        return nn.functional.linear(hidden, self.head.to(hidden.dtype))
 
     def draft_logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Teacher-forced logits [A, G, V_draft] of hidden [A, G, d] and the token before each slot [A, G].
@@ -70,6 +52,14 @@ class DSpark(DFlash):
         if self.markov_head is None:
             return logits
         return logits + self.markov_head.bias(self.markov_latents(hidden, previous))
+
+    def factors(self, hidden: Tensor, previous: Tensor, supervised: Tensor) -> FactoredLogits:
+        """Logits [N, V_draft] of the `supervised` [A, G] slots as factors: [h ; latent] [head ; W2]^T."""
+        if self.markov_head is None:
+            return FactoredLogits(hidden[supervised], self.head)
+        # Latents need whole blocks, because a head may be recurrent.
+        latents = self.markov_latents(hidden, previous)[supervised]
+        return FactoredLogits(hidden[supervised], self.head, latents, self.markov_head.markov_w2.weight)
 
     def markov_latents(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Latents [A, G, R] of the sequential head, so that logits = [h ; latent] [head ; W2]^T in one product.
@@ -127,22 +117,3 @@ class DSparkBlock:
         confidence = self._drafter.confidence_of(hidden, embedded)
         self._slot += 1
         return logits[0].float(), None if confidence is None else float(confidence)
-
-
-def _draft_rows(head: Tensor, draft_token_ids: Tensor | None) -> Tensor:
-    if draft_token_ids is None or len(head) == len(draft_token_ids):
-        return head
-    return head[draft_token_ids]
-
-
-def _check_shared(config: DrafterConfig, embedding: Tensor, head: Tensor, draft_token_ids: Tensor | None) -> None:
-    width = config.hidden_size
-    for name, tensor, rows in (
-        ("embedding", embedding, {config.vocab_size}),
-        ("head", head, {config.vocab_size, config.draft_vocabulary}),
-    ):
-        if tensor.shape[0] not in rows or tensor.shape[1] != width:
-            raise ConfigError(f"the target's {name} is {list(tensor.shape)}, expected {sorted(rows)} rows of {width}")
-    kept = None if draft_token_ids is None else len(draft_token_ids)
-    if kept != config.draft_vocab_size:
-        raise ConfigError(f"draft_vocab_size is {config.draft_vocab_size}, but {kept} draft token ids were given")

@@ -1,13 +1,16 @@
 """A drafter whose matrices are stored as an inference kernel wants them: the same modules, other products."""
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
-from dspark.drafters.compiled_backbone import compiled_backbone
-from dspark.drafters.dspark import DSpark
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.nn.linear import Linear, LinearKernel
 from dspark.nn.norm import RMSNorm
 from dspark.nn.row_norm import RowNorm
+
+D = TypeVar("D", bound=DrafterModule)
 
 
 class PackedProduct(nn.Module):
@@ -34,13 +37,13 @@ class PackedNorm(nn.Module):
 
 
 @torch.no_grad()
-def pack_drafter(drafter: DSpark, kernel: LinearKernel) -> DSpark:
+def pack_drafter(drafter: D, kernel: LinearKernel) -> D:
     """Replace, in place, every matrix of `drafter` by `kernel`'s packing, the LM head included, and its norms.
 
     Drafts change by rounding at most, which acceptance may feel but losslessness does not. For inference only: the
     drafter's parameters are gone.
     """
-    drafter.compiled = compiled_backbone(drafter, kernel)
+    drafter.compile_for(kernel)
     for parent in list(drafter.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):

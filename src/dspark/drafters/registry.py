@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dspark.drafters.config import DrafterConfig
-from dspark.drafters.dspark import DSpark
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.eagle3 import Eagle3Config
 from dspark.drafters.extras import DrafterExtras
 from dspark.drafters.formats.deepspec import Checkpoint, build_dspark, open_checkpoint, write_dspark
@@ -34,7 +34,7 @@ class SharingTarget(Protocol):
     def lm_head_weight(self) -> Tensor: ...
 
 
-def load_drafter(path: Path | str, target: SharingTarget, kernel: KernelName | None = "auto") -> DSpark:
+def load_drafter(path: Path | str, target: SharingTarget, kernel: KernelName | None = "auto") -> DrafterModule:
     """The DSpark or DFlash drafter in directory `path`, sharing `target`'s embedding and head.
 
     Its matrices are packed for decoding with `kernel`, by default the one that suits weights of the target's dtype on
@@ -59,7 +59,7 @@ def load_drafter(path: Path | str, target: SharingTarget, kernel: KernelName | N
 
 
 def save_drafter(
-    drafter: DSpark,
+    drafter: DrafterModule,
     directory: Path | str,
     extras: DrafterExtras,
     dtype: torch.dtype = torch.bfloat16,

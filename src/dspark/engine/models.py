@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dspark.data.text import TextCodec
-from dspark.drafters.dspark import DSpark
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.registry import load_drafter
 from dspark.drafters.shipped import drafter_directory
 from dspark.engine.drafter_hash import drafter_hash
@@ -18,10 +18,10 @@ class Models:
 
     target: LoadedTarget
     codec: TextCodec
-    drafter: DSpark | None
+    drafter: DrafterModule | None
     drafter_directory: Path | None
 
-    def speculative(self) -> tuple[DSpark, Path]:
+    def speculative(self) -> tuple[DrafterModule, Path]:
         """The drafter and its directory. Raises FormatError if there is none."""
         if self.drafter is None or self.drafter_directory is None:
             name = self.target.info.name

@@ -29,13 +29,17 @@ class SparseTeacher:
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """Weighted means of the terms, their sum `total`, and the unweighted acceptance 1 - TV [N] (detached)."""
+    """Weighted means of the terms, their sum `total`, and the unweighted acceptance 1 - TV [N] (detached).
+
+    `agreement` [N] is `greedy_agreement`, where it was asked for.
+    """
 
     total: Tensor
     cross_entropy: Tensor
     total_variation: Tensor
     confidence: Tensor
     acceptance: Tensor
+    agreement: Tensor | None = None
 
 
 def greedy_agreement(logits: Tensor, teacher: SparseTeacher) -> Tensor:

@@ -6,33 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
 
 from dspark.core.losses import LossCoefficients
 from dspark.errors import ConfigError, FormatError
+from dspark.training.algorithms.registry import ALGORITHMS, DEFAULT_ALGORITHM, algorithm_named
+from dspark.training.drafter_section import DrafterSection, Section
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DrafterSection(_Section):
-    """Shape of the drafter and how its weights start: as another drafter of this shape, or from the target."""
-
-    num_hidden_layers: int = Field(3, ge=1)
-    block_size: int = Field(7, ge=1)
-    target_layer_ids: tuple[int, ...] = Field(min_length=1)
-    mask_token_id: int = Field(ge=0)
-    draft_vocab_size: int | None = Field(None, ge=2)
-    markov_rank: int = Field(128, ge=0)
-    markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
-    enable_confidence_head: bool = True
-    start_from: Path | None = None
-    warm_start: bool = True
-    bigram_start: bool = True
-
-
-class DataSection(_Section):
+class DataSection(Section):
     """Which answers are read, and how much of them one optimiser step sees."""
 
     answers: Path
@@ -44,7 +26,7 @@ class DataSection(_Section):
     teacher_top_k: int = Field(64, ge=1)
 
 
-class LossSection(_Section):
+class LossSection(Section):
     """Coefficients of the loss terms; that of the total variation multiplies sum |p_d - p_t| = 2 TV, as DeepSpec's.
 
     With `vocabulary_chunk`, draft logits are computed for that many tokens at a time, and again in the backward pass:
@@ -63,7 +45,7 @@ class LossSection(_Section):
         return LossCoefficients(self.cross_entropy, self.total_variation, self.confidence, self.decay)
 
 
-class OptimiserSection(_Section):
+class OptimiserSection(Section):
     """Linear warm-up, a constant rate, and a linear cool-down over the last steps.
 
     The state before the cool-down is kept: raising `total_steps` continues from there. `kind` muon updates the
@@ -96,24 +78,42 @@ class OptimiserSection(_Section):
         return self.learning_rate * warm * cold
 
 
-class BlockSection(_Section):
+class BlockSection(Section):
     """Curriculum: from step `from_step` on, blocks of `size` slots are trained (at most the drafter's block size)."""
 
     from_step: int = Field(ge=0)
     size: int = Field(ge=1)
 
 
-class Recipe(_Section):
-    """One training run. With `precision` bf16, matrix products run in bfloat16; weights and losses stay float32."""
+class Recipe(Section):
+    """One training run. With `precision` bf16, matrix products run in bfloat16; weights and losses stay float32.
+
+    `algorithm` names an entry of the registry; which keys `drafter` has is up to it.
+    """
 
     target: str
+    algorithm: str = DEFAULT_ALGORITHM
     precision: Literal["fp32", "bf16"] = "fp32"
-    drafter: DrafterSection
+    drafter: SerializeAsAny[DrafterSection]
     data: DataSection
     loss: LossSection = Field(default_factory=LossSection)
     optimiser: OptimiserSection
     blocks: Annotated[tuple[BlockSection, ...], Field(max_length=8)] = ()
     seed: int = 42
+
+    @field_validator("algorithm")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        algorithm_named(name)
+        return name
+
+    @field_validator("drafter", mode="before")
+    @classmethod
+    def _by_algorithm(cls, value: Any, info: ValidationInfo) -> Any:
+        """An unknown algorithm has been reported already."""
+        if "algorithm" not in info.data or isinstance(value, DrafterSection):
+            return value
+        return algorithm_named(info.data["algorithm"]).section.model_validate(value)
 
     @field_validator("blocks")
     @classmethod
@@ -188,5 +188,6 @@ def _explain(item: Any) -> str:
 
 
 def _known_keys() -> list[str]:
-    sections = (Recipe, DrafterSection, DataSection, LossSection, OptimiserSection, BlockSection)
+    sections: list[type[BaseModel]] = [Recipe, DataSection, LossSection, OptimiserSection, BlockSection]
+    sections += [algorithm.section for algorithm in ALGORITHMS.values()]
     return [key for section in sections for key in section.model_fields]

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from dspark.data.answers import read_answers, split_answers
-from dspark.drafters.dspark import DSpark
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.extras import HELD_OUT_ACCEPTANCE, HELD_OUT_GREEDY_ACCEPTANCE
 from dspark.drafters.registry import extras_for, save_drafter
 from dspark.errors import CompatibilityError
 from dspark.training.recipe import Recipe
 from dspark.training.resume import resume_point
-from dspark.training.setup import TrainableTarget, build_drafter, resumed_drafter, teacher_of
+from dspark.training.setup import build_drafter, resumed_drafter, teacher_of
 from dspark.training.step import StepResult
+from dspark.training.trainable_target import TrainableTarget
 from dspark.training.trainer import Cadence, Progress, Trainer
 
 DRAFTER_DIRECTORY = "drafter"
@@ -87,7 +88,7 @@ def train(
     return TrainReport(directory, exported, step, finished, trained_parameters(drafter), held_out)
 
 
-def trained_parameters(drafter: DSpark) -> int:
+def trained_parameters(drafter: DrafterModule) -> int:
     """Number of the drafter's own weights."""
     return sum(parameter.numel() for parameter in drafter.parameters())
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dspark.drafters.dspark import DSpark
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.errors import CompatibilityError, FormatError
 from dspark.training.optimiser import Optimiser
 
@@ -36,7 +36,7 @@ class TrainingState:
     draft_token_ids: Tensor | None = None
 
 
-def save_state(directory: Path, drafter: DSpark, optimiser: Optimiser, state: TrainingState) -> None:
+def save_state(directory: Path, drafter: DrafterModule, optimiser: Optimiser, state: TrainingState) -> None:
     """Replace the state in `directory`; a kill at any moment leaves the old one or the new one to be found."""
     old = _old(directory)
     if _surviving(directory) == old:
@@ -74,7 +74,7 @@ def read_state(directory: Path) -> TrainingState | None:
         raise FormatError(f"{directory} is not a training state: {error}. Remove it to start afresh.") from error
 
 
-def load_state(directory: Path, drafter: DSpark, optimiser: Optimiser) -> TrainingState | None:
+def load_state(directory: Path, drafter: DrafterModule, optimiser: Optimiser) -> TrainingState | None:
     """Restore `drafter` and `optimiser` in place, bit for bit; None, and nothing done, if there is no state yet.
 
     Raises:
@@ -114,7 +114,7 @@ def _early_cooldown_start(directory: Path) -> int | None:
     return int(json.loads(path.read_text(encoding="utf-8"))["began"]) if path.exists() else None
 
 
-def _tensors(drafter: DSpark, optimiser: Optimiser, state: TrainingState) -> dict[str, Tensor]:
+def _tensors(drafter: DrafterModule, optimiser: Optimiser, state: TrainingState) -> dict[str, Tensor]:
     tensors = {} if state.draft_token_ids is None else {VOCABULARY: state.draft_token_ids.contiguous()}
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
@@ -123,7 +123,7 @@ def _tensors(drafter: DSpark, optimiser: Optimiser, state: TrainingState) -> dic
     return tensors
 
 
-def _check_vocabulary(directory: Path, drafter: DSpark, state: TrainingState) -> None:
+def _check_vocabulary(directory: Path, drafter: DrafterModule, state: TrainingState) -> None:
     kept, own = state.draft_token_ids, drafter.draft_token_ids
     if kept is not None and (own is None or not own.equal(kept)):
         raise CompatibilityError(

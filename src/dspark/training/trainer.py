@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from dspark.data.answers import AnswerSplit
-from dspark.drafters.dspark import DSpark
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.targets.registry import parse_dtype
+from dspark.training.algorithms.registry import algorithm_named
 from dspark.training.batches import Batch, batch_indices, make_batch
+from dspark.training.forced_loss import Objective
 from dspark.training.identity import identity_of
 from dspark.training.optimiser import build_optimiser
 from dspark.training.recipe import Recipe
 from dspark.training.resume import STABLE, STATE, resume_point
 from dspark.training.state import TrainingState, load_state, read_state, save_state
-from dspark.training.step import Objective, StepResult, evaluate_step, train_step
+from dspark.training.step import StepResult, evaluate_step, train_step
 from dspark.training.teacher import Teacher
 
 
@@ -57,7 +59,7 @@ class Trainer:
     def __init__(
         self,
         recipe: Recipe,
-        drafter: DSpark,
+        drafter: DrafterModule,
         teacher: Teacher,
         answers: AnswerSplit,
         directory: Path,
@@ -72,6 +74,7 @@ class Trainer:
         self.cadence = cadence
         self.watch = watch
         self.objective = _objective(recipe)
+        self.loss = algorithm_named(recipe.algorithm).loss
         self.optimiser = build_optimiser(recipe.optimiser, drafter)
         self.step = 0
         self._cooldown_start: int | None = None
@@ -100,7 +103,7 @@ class Trainer:
         optimiser = self.recipe.optimiser
         batch = self._batch(self.step)
         rate = optimiser.rate(self.step)
-        result = train_step(self.drafter, self.optimiser, batch, self.objective, rate, optimiser.clip)
+        result = train_step(self.drafter, self.optimiser, batch, self.objective, rate, optimiser.clip, self.loss)
         if optimiser.cools(self.step):
             self._cooldown_start = optimiser.cooldown_start
         self.step += 1
@@ -118,7 +121,7 @@ class Trainer:
             gamma = self.recipe.drafter.block_size
             records = [self.teacher.records([answer])[0] for answer in self.answers.held_out]
             self._held_out_batch = make_batch(self.answers.held_out, records, 32, gamma, self._draft_index, 0)
-        return evaluate_step(self.drafter, self._held_out_batch, self.objective)
+        return evaluate_step(self.drafter, self._held_out_batch, self.objective, self.loss)
 
     def _batch(self, step: int) -> Batch:
         data, seed = self.recipe.data, self.recipe.seed
@@ -161,11 +164,11 @@ def _objective(recipe: Recipe) -> Objective:
     return Objective(recipe.loss.coefficients, recipe.loss.vocabulary_chunk, parse_dtype(recipe.precision))
 
 
-def draft_index(drafter: DSpark) -> Tensor | None:
+def draft_index(drafter: DrafterModule) -> Tensor | None:
     """Draft id [V] of every target id, -1 outside; None without a pruned vocabulary."""
     if drafter.draft_token_ids is None:
         return None
-    index = torch.full((drafter.config.vocab_size,), -1)
+    index = torch.full((drafter.info.vocab_size,), -1)
     index[drafter.draft_token_ids] = torch.arange(len(drafter.draft_token_ids))
     return index
 

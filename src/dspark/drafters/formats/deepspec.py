@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dspark.drafters.config import DrafterConfig
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.dspark import DSpark
 from dspark.drafters.eagle3 import Eagle3, Eagle3Config
 from dspark.drafters.extras import DrafterExtras, Layout
@@ -32,7 +33,7 @@ from dspark.drafters.formats.deepspec_tensors import (
 )
 from dspark.drafters.formats.fields import Fields
 from dspark.drafters.formats.weight_files import SINGLE, WeightFiles
-from dspark.errors import FormatError
+from dspark.errors import ConfigError, FormatError
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +130,22 @@ def draft_token_ids(weights: WeightFiles, config: DrafterConfig) -> Tensor | Non
 
 
 def write_dspark(
-    drafter: DSpark, directory: Path, extras: DrafterExtras, dtype: torch.dtype, include_shared: bool
+    drafter: DrafterModule, directory: Path, extras: DrafterExtras, dtype: torch.dtype, include_shared: bool
 ) -> None:
     """Write config.json and model.safetensors; `include_shared` adds copies of the target's embedding and head.
 
-    Files are replaced one by one, each as a whole.
+    Files are replaced one by one, each as a whole. Raises ConfigError for drafters that have no packaging.
     """
+    config = drafter.shape
+    if not isinstance(config, DrafterConfig):
+        raise ConfigError(f"a {type(drafter).__name__} cannot be saved; expected a DSpark or DFlash")
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.to(dtype) for name, tensor in drafter.state_dict().items()}
     if include_shared:
         tensors |= {EMBEDDING: drafter.embedding.to(dtype), HEAD: drafter.head.to(dtype)}
     tensors |= _draft_map(drafter)
     name = str(dtype).removeprefix("torch.")
-    text = json.dumps(config_json(drafter.config, extras, name), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(config_json(config, extras, name), indent=2, sort_keys=True) + "\n"
     partial = directory / f"{SINGLE}.partial"
     # Clones, because an embedding tied to the head would be one storage under two names, which safetensors refuses.
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial, {"format": "pt"})
@@ -151,11 +155,11 @@ def write_dspark(
     partial.replace(config_path(directory))
 
 
-def _draft_map(drafter: DSpark) -> Mapping[str, Tensor]:
+def _draft_map(drafter: DrafterModule) -> Mapping[str, Tensor]:
     ids = drafter.draft_token_ids
     if ids is None:
         return {}
-    kept = torch.zeros(drafter.config.vocab_size, dtype=torch.bool)
+    kept = torch.zeros(drafter.info.vocab_size, dtype=torch.bool)
     kept[ids.cpu()] = True
     return {DRAFT_TO_TARGET: ids.cpu() - torch.arange(len(ids)), TARGET_TO_DRAFT: kept}
 

@@ -1,0 +1,22 @@
+"""The algorithms by the name that a recipe gives them. A new one is a file in this folder and a line here."""
+
+import difflib
+from collections.abc import Mapping
+
+from dspark.training.algorithms.algorithm import Algorithm
+from dspark.training.algorithms.dspark import DSparkAlgorithm
+
+DEFAULT_ALGORITHM = "dspark"
+
+ALGORITHMS: Mapping[str, Algorithm] = {
+    DEFAULT_ALGORITHM: DSparkAlgorithm(),
+}
+
+
+def algorithm_named(name: str) -> Algorithm:
+    """The algorithm called `name`. Raises ValueError, as validators of a recipe do, if there is none."""
+    if name not in ALGORITHMS:
+        near = difflib.get_close_matches(name, ALGORITHMS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(ALGORITHMS)}"
+        raise ValueError(f"there is no algorithm {name!r}, {hint}")
+    return ALGORITHMS[name]
