@@ -19,7 +19,7 @@ import numpy as np
 from dspark.calibration import RoundRecords, conditionals, fit_temperatures, read_records, split_by_request
 from dspark.calibration.shards import shard_paths, shard_settings
 from dspark.calibration.signals import Floats
-from dspark.evaluation.calibration_figure import load_matplotlib
+from dspark.figures import load_matplotlib
 
 THRESHOLDS = tuple(k / 10 for k in range(10))
 ALL = "all"

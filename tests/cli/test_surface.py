@@ -30,7 +30,7 @@ SURFACE = {
         "--block-verification",
         "--json",
     },
-    "train": {"--output", "--set", "--target", "--features", "--json"},
+    "train": {"--output", "--set", "--target", "--features", "--log", "--json"},
     "data regenerate": {
         "--output",
         "--split",
@@ -56,7 +56,7 @@ SURFACE = {
         "--plot",
         "--json",
     },
-    "inspect": {"--parity", "--target", "--json"},
+    "inspect": {"--parity", "--target", "--curves", "--json"},
     "doctor": {"--json"},
 }
 

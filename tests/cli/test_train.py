@@ -62,6 +62,33 @@ def test_the_same_command_goes_on_where_it_stopped(run, world, recipe, tmp_path)
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 3
 
 
+def test_what_a_run_leaves_to_look_at(run, world, recipe, tmp_path):
+    """Decoding is measured, the best drafter loads, the curves are drawn, and drawn again by `inspect`."""
+    directory = tmp_path / "run"
+    options = ("--set", "evaluation.on_policy_tokens=6", "--set", "evaluation.every_steps=1")
+    report = run("train", recipe, "-o", directory, "-t", world / "target", *options, "--json").json
+    assert report["on_policy"]["texts"] == 1
+    assert report["best"]["tau"] >= report["on_policy"]["tau"] >= 1
+    assert report["skipped_steps"] == 0
+    assert (directory / "curves.png").is_file()
+    inspected = run("inspect", report["best"]["drafter"], "--json").json
+    assert inspected["training"]["on_policy_tau"] == pytest.approx(report["best"]["tau"], abs=1e-4)
+    drawn = run("inspect", directory, "--curves", tmp_path / "again.png", "--json").json
+    assert (drawn["step"], drawn["best_tau"]) == (2, report["best"]["tau"])
+    assert (tmp_path / "again.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_curves_of_no_run_are_refused(run, world, tmp_path):
+    run("inspect", world / "target", "--curves", tmp_path / "x.png").refused("metrics.jsonl", "dspark train")
+
+
+def test_a_dashboard_that_is_not_installed_is_refused_at_once(run, world, recipe, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    arguments = ("train", recipe, "-o", tmp_path / "run", "-t", world / "target")
+    run(*arguments, "--log", "trackio").refused("trackio", "pip install 'dspark[trackio]'")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -50,6 +50,17 @@ class TinyTarget:
         features = torch.cat([mean @ self.mixers[tap] for tap in taps], dim=-1)
         return TargetOutput(torch.tanh(mean @ self.mixers[-1]), features)
 
+    def new_cache(self, capacity: int) -> "TinyCache":
+        return TinyCache(capacity)
+
+    def forward(self, token_ids: Tensor, cache: "TinyCache", taps: Sequence[int] = ()) -> TargetOutput:
+        start = cache.length
+        cache.tokens = torch.cat([cache.tokens, token_ids])
+        assert cache.length <= cache.capacity
+        output = self.states(cache.tokens[None], torch.tensor([cache.length]), taps or (0,))
+        self.calls -= 1
+        return TargetOutput(output.last_hidden[0, start:], output.features[0, start:])
+
     def logits(self, last_hidden: Tensor) -> Tensor:
         return last_hidden @ self.lm_head_weight.T
 
@@ -69,6 +80,21 @@ class TinyTarget:
         weights = {f"{name}.weight": torch.randn(*size, generator=generator) for name, size in sizes.items()}
         norms = {f"{name}.weight": torch.rand(WIDTH, generator=generator) for name in NORMS}
         return weights | norms
+
+
+class TinyCache:
+    """Keeps the tokens: the model is run over all of them each time."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.tokens = torch.zeros(0, dtype=torch.long)
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def rollback(self, length: int) -> None:
+        self.tokens = self.tokens[:length]
 
 
 NORMS = ("input_layernorm", "post_attention_layernorm")

@@ -103,9 +103,10 @@ def calibrate(
     from dspark.calibration.report import calibrate as run_calibration
     from dspark.calibration.shards import RecordStore
     from dspark.core.params import check_sampling
-    from dspark.evaluation.calibration_figure import load_matplotlib, save_calibration_figure
+    from dspark.evaluation.calibration_figure import save_calibration_figure
     from dspark.evaluation.prompts import read_prompt_sets
     from dspark.evaluation.record_rounds import RecordingDecoder
+    from dspark.figures import load_matplotlib
     from dspark.types import SamplingParams
 
     drafter, files = drafter_and_files(names or (), data or ())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, ProgressColumn
     from rich.table import Table
 
 
@@ -58,6 +58,10 @@ class Bar:
         self._bar = bar
         self._task = bar.add_task(label, total=total, remark="")
 
+    def begin(self, done: int, total: int) -> None:
+        """Work goes on after `done` of `total` units that were finished before: they count for no speed."""
+        self._bar.reset(self._task, completed=done, total=total, remark="")
+
     def show(self, done: int, remark: str) -> None:
         """`done` units are finished."""
         self._bar.update(self._task, completed=done, remark=remark)
@@ -68,16 +72,32 @@ class Bar:
 
 
 @contextmanager
-def progress(label: str, total: int, quiet: bool = False) -> Iterator[Bar]:
-    """A bar on stderr over `total` units; silent where stderr is no terminal."""
+def progress(label: str, total: int, quiet: bool = False, unit: str = "") -> Iterator[Bar]:
+    """A bar on stderr over `total` units; silent where stderr is no terminal. With a `unit`, its rate is shown."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True, quiet=quiet or not sys.stderr.isatty())
     texts = TextColumn("{task.description}"), TextColumn("{task.fields[remark]}", style="dim")
-    columns = (texts[0], BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), texts[1])
+    rate = (_rate_column(unit),) if unit else ()
+    columns = (texts[0], BarColumn(), MofNCompleteColumn(), *rate, TimeRemainingColumn(), texts[1])
     with Progress(*columns, console=console, transient=True) as bar:
         yield Bar(bar, label, total)
+
+
+def _rate_column(unit: str) -> "ProgressColumn":
+    """Units a second, or seconds a unit where they are slow."""
+    from rich.progress import ProgressColumn, Task
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            if not task.speed:
+                return Text(f"- {unit}s/s")
+            slow = task.speed < 1
+            return Text(f"{1 / task.speed:.1f} s/{unit}" if slow else f"{task.speed:.1f} {unit}s/s")
+
+    return Rate()
 
 
 def table(title: str, *headers: str) -> "Table":

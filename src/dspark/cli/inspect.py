@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "dspark inspect my-drafter",
     "dspark inspect my-drafter --json",
+    "dspark inspect runs/dspark --curves curves.png",
     "dspark inspect golden/dspark --parity golden/dspark.safetensors --json",
 )
 
 
 def inspect(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A drafter directory.", show_default=False)],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A drafter's, or a run's.", show_default=False)],
     parity_file: Annotated[
         Path | None,
         typer.Option(
@@ -44,9 +45,18 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    curves: Annotated[
+        Path | None,
+        typer.Option(
+            "--curves", metavar="PNG", help="DIR is a training run: draw its curves here.", show_default=False
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Describe a drafter, or compare it with recorded vectors of another implementation."""
+    """Describe a drafter, compare it with recorded vectors of another implementation, or draw a training run."""
+    if curves is not None:
+        _draw(directory, curves, json)
+        return
     if parity_file is None:
         from dspark.drafters.description import describe
 
@@ -64,6 +74,19 @@ def inspect(
         console.print_json({"max_abs_error": report.max_abs_error, "tensors": report.tensors})
     else:
         console.print_table(_parity_table(report))
+
+
+def _draw(directory: Path, picture: Path, json: bool) -> None:
+    from dspark.training.curves import TrainingCurves, save_curves
+
+    drawn = TrainingCurves.read(directory)
+    save_curves(drawn, picture, directory.resolve().name)
+    if json:
+        last, best = drawn.cpu_hours, drawn.best
+        figures = {"step": last.steps[-1], "cpu_hours": last.y[-1], "best_step": best.step, "best_tau": best.tau}
+        console.print_json({"curves": picture, **figures})
+    else:
+        console.print_text(f"{picture}: {drawn.cpu_hours.steps[-1]} steps", end="\n")
 
 
 def _describe_table(directory: Path, description: "DrafterDescription") -> "Table":

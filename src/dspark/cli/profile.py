@@ -64,8 +64,8 @@ def profile(
     from dspark.engine.profile_plan import full_plan
     from dspark.engine.profile_store import ProfileKey
     from dspark.engine.start_profile import WORTH_KEEPING
-    from dspark.evaluation.calibration_figure import load_matplotlib
     from dspark.evaluation.cost_figure import save_cost_figure
+    from dspark.figures import load_matplotlib
 
     if plot is not None:
         load_matplotlib()

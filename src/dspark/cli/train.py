@@ -1,5 +1,6 @@
 """`dspark train`: a recipe in, a drafter directory out."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,15 +10,25 @@ from dspark.cli import console
 from dspark.cli.options import JsonOption, examples
 from dspark.cli.runner import INTERRUPTED
 from dspark.cli.session import open_native_target
+from dspark.cli.training_bar import training_bar
 
 if TYPE_CHECKING:
+    from dspark.training.progress import Progress
     from dspark.training.run import TrainReport
-    from dspark.training.trainer import Progress
+
+
+class Dashboard(StrEnum):
+    """What a run can be shown in, beside its own log."""
+
+    TENSORBOARD = "tensorboard"
+    TRACKIO = "trackio"
+
 
 EPILOG = examples(
     "dspark train recipes/smollm2-135m-dspark.yaml --output runs/dspark",
     "dspark train recipe.yaml --output runs/long --set optimiser.total_steps=20000",
     "dspark train recipe.yaml --output runs/dspark --features runs/features --json",
+    "dspark train recipe.yaml --output runs/dspark --log tensorboard --set evaluation.patience=10",
 )
 
 
@@ -43,31 +54,56 @@ def train(
         Path | None,
         typer.Option("--features", metavar="DIR", help="Keep the target's features here.", show_default=False),
     ] = None,
+    log: Annotated[
+        list[Dashboard] | None,
+        typer.Option("--log", help="Also show the run in this; may be given again.", show_default=False),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a drafter for a target. Ctrl-C saves the state; the same command goes on from there."""
+    """Train a drafter for a target. Ctrl-C saves the state; the same command goes on from there.
+
+    DIR gets the drafter of the last step, the best one (best/), metrics.jsonl and curves.png.
+    """
     from dspark.nn.kernel_choice import sequence_kernel
+    from dspark.training.curves import draw_run
     from dspark.training.recipe import read_recipe
     from dspark.training.run import train as run_training
+    from dspark.training.watchers import open_watchers
 
     plan = read_recipe(recipe, tuple(overrides or ()))
+    watchers = open_watchers(log or (), output)
     with console.status(f"Loading {plan.target} ...", quiet=json):
         model = open_native_target(target or plan.target, sequence_kernel(plan.precision))
-    with console.progress("Training", plan.optimiser.total_steps, quiet=json) as bar:
+    with training_bar(quiet=json) as show:
 
         def watch(progress: "Progress") -> None:
-            bar.show(progress.step, f"loss {progress.result.loss:.3f}, tau {progress.result.tau:.2f}")
+            for each in (show, *watchers):
+                each(progress)
 
         report = run_training(plan, model, output, features, watch=watch)
+    picture = draw_run(output)
     if json:
-        console.print_json(report.as_json())
+        console.print_json({**report.as_json(), "curves": picture})
     else:
         console.print_text(_outcome(report), end="\n")
+        console.note(str(picture) if picture else "no curves.png: it needs matplotlib (pip install 'dspark[plots]')")
     if not report.finished:
         raise typer.Exit(INTERRUPTED)
 
 
 def _outcome(report: "TrainReport") -> str:
     state = "finished" if report.finished else "stopped; the same command goes on from here"
-    figures = "" if report.held_out is None else f", tau {report.held_out.tau:.3f} on held-out answers"
-    return f"{report.drafter_directory}: step {report.step} ({state}){figures}"
+    state = "stopped early, without progress" if report.stopped_early else state
+    lines = [f"{report.drafter_directory}: step {report.step} ({state}){_figures(report)}"]
+    if report.best_directory is not None:
+        lines.append(
+            f"{report.best_directory}: step {report.best.step}, the best accepted length {report.best.tau:.3f}"
+        )
+    if report.skipped_steps:
+        lines.append(f"{report.skipped_steps} steps were not finite and changed nothing")
+    return "\n".join(lines)
+
+
+def _figures(report: "TrainReport") -> str:
+    figures = "" if report.on_policy is None else f", tau {report.on_policy.tau:.3f} decoding held-out prompts"
+    return figures + ("" if report.held_out is None else f", {report.held_out.tau:.3f} teacher-forced")

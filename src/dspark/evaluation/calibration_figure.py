@@ -8,19 +8,10 @@ import numpy as np
 
 from dspark.calibration.metrics import BINS
 from dspark.calibration.report import CalibrationReport, PositionReport
-from dspark.errors import DependencyError
+from dspark.figures import load_matplotlib
 
 BEFORE, AFTER, PLAIN = "#d08770", "#5e81ac", "#bbbbbb"
 DIAGRAMS = 4
-
-
-def load_matplotlib() -> Any:
-    """matplotlib's Figure class; DependencyError where it is not installed. Called early, before hours of work."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise DependencyError("a plot needs matplotlib; pip install 'dspark[plots]'") from error
-    return Figure
 
 
 def save_calibration_figure(report: CalibrationReport, path: Path) -> None:

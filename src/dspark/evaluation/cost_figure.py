@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dspark.engine.round_profile import RoundProfile
-from dspark.evaluation.calibration_figure import load_matplotlib
+from dspark.figures import load_matplotlib
 
 COLORS = ("#5e81ac", "#d08770", "#a3be8c", "#b48ead", "#ebcb8b", "#88c0d0")
 DRAFTING = "#bbbbbb"

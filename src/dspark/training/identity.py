@@ -9,7 +9,7 @@ from dspark.training.recipe import Recipe
 from dspark.types import TargetInfo
 
 _CHANGEABLE = frozenset({
-    "optimiser.total_steps", "optimiser.cooldown_steps", "blocks",
+    "optimiser.total_steps", "optimiser.cooldown_steps", "optimiser.max_bad_steps", "blocks",
     "data.answers", "data.max_temperature", "data.max_length",
 })  # fmt: skip
 
@@ -17,12 +17,14 @@ _CHANGEABLE = frozenset({
 def identity_of(recipe: Recipe, info: TargetInfo) -> dict[str, Any]:
     """Every setting by its dotted key, and the target's weights hash, as JSON values.
 
-    What a continued training may change is left out: its length, its block curriculum, and more or other answers.
+    What a continued training may change is left out: its length, its block curriculum, more or other answers, and how
+    it is watched.
     """
     tree = recipe.model_dump(mode="json")
     start = recipe.drafter.start_from
     # Where a checkout lies is not part of a run; the name of an exported drafter alone says too little.
     tree["drafter"]["start_from"] = None if start is None else "/".join(start.parts[-2:])
+    del tree["evaluation"]
     settings = {key: value for key, value in _flat(tree).items() if key not in _CHANGEABLE}
     return settings | {"target weights": info.weights_hash}
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from dspark.training.recipe import OptimiserSection
 
 _CLOCK = "step"
-"""AdamW's own count of steps, which is the run's: it is not saved."""
+"""AdamW's own count of updates, which the run knows too: it is not saved."""
 
 
 class Optimiser:
@@ -47,10 +47,10 @@ class Optimiser:
         found: dict[str, Any] = self._part(parameter).state.get(parameter, {})
         return {key: value for key, value in found.items() if isinstance(value, Tensor) and key != _CLOCK}
 
-    def restore(self, parameter: Tensor, moments: dict[str, Tensor], step: int) -> None:
-        """Put back what `moments` returned after `step` steps."""
+    def restore(self, parameter: Tensor, moments: dict[str, Tensor], updates: int) -> None:
+        """Put back what `moments` returned after that many updates."""
         part = self._part(parameter)
-        clock = {_CLOCK: parameter.new_tensor(float(step))} if isinstance(part, optim.AdamW) else {}
+        clock = {_CLOCK: parameter.new_tensor(float(updates))} if isinstance(part, optim.AdamW) else {}
         part.state[parameter] = clock | moments
 
     def _part(self, parameter: Tensor) -> optim.Optimizer:

@@ -49,7 +49,8 @@ class OptimiserSection(Section):
     """Linear warm-up, a constant rate, and a linear cool-down over the last steps.
 
     The state before the cool-down is kept: raising `total_steps` continues from there. `kind` muon updates the
-    backbone's matrices with Muon, everything else with AdamW, at the same learning rate.
+    backbone's matrices with Muon, everything else with AdamW, at the same learning rate. A step whose loss or gradient
+    is not finite changes no weight and is counted; `max_bad_steps` of them in a row end the run.
     """
 
     kind: Literal["adamw", "muon"] = "adamw"
@@ -61,6 +62,7 @@ class OptimiserSection(Section):
     warmup_steps: int = Field(20, ge=0)
     cooldown_steps: int = Field(0, ge=0)
     total_steps: int = Field(ge=1)
+    max_bad_steps: int = Field(5, ge=1)
 
     @property
     def cooldown_start(self) -> int:
@@ -76,6 +78,22 @@ class OptimiserSection(Section):
         warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
         cold = 1.0 if self.cooldown_steps == 0 else min(1.0, (self.total_steps - step) / (self.cooldown_steps + 1))
         return self.learning_rate * warm * cold
+
+
+class EvaluationSection(Section):
+    """How a run is watched; nothing here changes what a step computes.
+
+    Every `every_steps` steps the drafter is measured on the held-out answers, and by greedy decoding of
+    `on_policy_answers` of their prompts, at most `on_policy_tokens` tokens each (0 answers: teacher-forced alone). The
+    run stops after `patience` evaluations in a row without a better accepted length, and keeps the drafters of the
+    last `keep` evaluations beside the best one.
+    """
+
+    every_steps: int = Field(default=100, ge=1)
+    on_policy_answers: int = Field(default=8, ge=0)
+    on_policy_tokens: int = Field(default=128, ge=1)
+    patience: int | None = Field(default=None, ge=1)
+    keep: int = Field(default=0, ge=0)
 
 
 class BlockSection(Section):
@@ -98,6 +116,7 @@ class Recipe(Section):
     data: DataSection
     loss: LossSection = Field(default_factory=LossSection)
     optimiser: OptimiserSection
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
     blocks: Annotated[tuple[BlockSection, ...], Field(max_length=8)] = ()
     seed: int = 42
 
@@ -188,6 +207,7 @@ def _explain(item: Any) -> str:
 
 
 def _known_keys() -> list[str]:
-    sections: list[type[BaseModel]] = [Recipe, DataSection, LossSection, OptimiserSection, BlockSection]
+    sections: list[type[BaseModel]] = [Recipe, DataSection, LossSection, OptimiserSection]
+    sections += [EvaluationSection, BlockSection]
     sections += [algorithm.section for algorithm in ALGORITHMS.values()]
     return [key for section in sections for key in section.model_fields]

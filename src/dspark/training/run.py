@@ -1,29 +1,38 @@
 """`train`: a recipe in, a drafter directory out. What the command line and the public API call."""
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dspark.data.answers import read_answers, split_answers
+from dspark.data.answers import AnswerSplit, read_answers, split_answers
 from dspark.drafters.drafter_module import DrafterModule
-from dspark.drafters.extras import HELD_OUT_ACCEPTANCE, HELD_OUT_GREEDY_ACCEPTANCE
-from dspark.drafters.registry import extras_for, save_drafter
 from dspark.errors import CompatibilityError
+from dspark.training.checkpoints import BEST
+from dspark.training.export import export_drafter
+from dspark.training.on_policy import OnPolicyProbe, OnPolicyResult, build_probe
+from dspark.training.progress import Progress
 from dspark.training.recipe import Recipe
 from dspark.training.resume import resume_point
 from dspark.training.setup import build_drafter, resumed_drafter, teacher_of
 from dspark.training.step import StepResult
+from dspark.training.stopping import Best
 from dspark.training.trainable_target import TrainableTarget
-from dspark.training.trainer import Cadence, Progress, Trainer
+from dspark.training.trainer import Cadence, Trainer
+from dspark.types import Drafter
 
 DRAFTER_DIRECTORY = "drafter"
+GREEDY_TEXTS = "greedy_texts.jsonl"
+"""Names in the run's directory: the drafter of the last step, and the target's answers to held-out prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """Where a run stands: `finished` when it reached its last step. `held_out` is None without held-out answers."""
+    """Where a run stands: `finished` when it reached its last step, or was `stopped_early` for want of progress.
+
+    `held_out` (teacher-forced) and `on_policy` (decoding) are None where nothing was held out, or none was asked for.
+    `skipped_steps` were not finite and changed nothing.
+    """
 
     directory: Path
     drafter_directory: Path
@@ -31,6 +40,15 @@ class TrainReport:
     finished: bool
     parameters: int
     held_out: StepResult | None
+    on_policy: OnPolicyResult | None = None
+    best: Best = field(default_factory=Best)
+    stopped_early: bool = False
+    skipped_steps: int = 0
+
+    @property
+    def best_directory(self) -> Path | None:
+        """The drafter of the longest accepted length, None before the first evaluation."""
+        return self.directory / BEST if self.best.step else None
 
     def as_json(self) -> dict[str, Any]:
         """The object that `dspark train --json` prints."""
@@ -40,7 +58,15 @@ class TrainReport:
             "finished": self.finished,
             "parameters": self.parameters,
             "held_out": None if self.held_out is None else self.held_out.as_json(),
+            "on_policy": None if self.on_policy is None else self.on_policy.as_json(),
+            "best": self._best_as_json(),
+            "stopped_early": self.stopped_early,
+            "skipped_steps": self.skipped_steps,
         }
+
+    def _best_as_json(self) -> dict[str, Any] | None:
+        directory = self.best_directory
+        return None if directory is None else {"drafter": str(directory), "step": self.best.step, "tau": self.best.tau}
 
 
 def train(
@@ -77,35 +103,31 @@ def train(
         if point is None
         else resumed_drafter(recipe, target, answers, point.state)
     )
-    trainer = Trainer(recipe, drafter, teacher, split, directory, cadence or Cadence(), watch)
+    probe = on_policy_probe(recipe, target, split, directory, drafter)
+    trainer = Trainer(recipe, drafter, teacher, split, directory, cadence or Cadence(), watch, probe)
     step = trainer.run()
-    held_out = trainer.evaluate()
+    measured = trainer.measure()
     exported = directory / DRAFTER_DIRECTORY
-    extras = extras_for(target.info, thinking=False)
-    summary = training_summary(recipe, step, held_out)
-    save_drafter(drafter, exported, dataclasses.replace(extras, training=summary))
-    finished = step >= recipe.optimiser.total_steps
-    return TrainReport(directory, exported, step, finished, trained_parameters(drafter), held_out)
+    export_drafter(drafter, exported, recipe, target.info, step, measured)
+    return TrainReport(
+        directory, exported, step, trainer.finished, trained_parameters(drafter), measured.held_out,
+        measured.on_policy, trainer.best, trainer.stopped_early, trainer.bad.total,
+    )  # fmt: skip
+
+
+def on_policy_probe(
+    recipe: Recipe, target: TrainableTarget, split: AnswerSplit, directory: Path, drafter: Drafter
+) -> OnPolicyProbe | None:
+    """What decodes held-out prompts during the run, as the recipe's `evaluation` asks; None if it asks for none."""
+    settings, info = recipe.evaluation, drafter.info
+    answers = split.held_out[: settings.on_policy_answers]
+    if not answers:
+        return None
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / GREEDY_TEXTS
+    return build_probe(target, answers, settings.on_policy_tokens, info.gamma, info.target_layer_ids, path)
 
 
 def trained_parameters(drafter: DrafterModule) -> int:
     """Number of the drafter's own weights."""
     return sum(parameter.numel() for parameter in drafter.parameters())
-
-
-def training_summary(recipe: Recipe, step: int, held_out: StepResult | None) -> dict[str, Any]:
-    """What a checkpoint tells people about how it was trained; paths are left out."""
-    tree = recipe.model_dump(mode="json")
-    tree["data"]["answers"] = recipe.data.answers.name
-    if recipe.drafter.start_from is not None:
-        tree["drafter"]["start_from"] = recipe.drafter.start_from.name
-    return {"steps": step, **({} if held_out is None else _held_out_summary(held_out)), "recipe": tree}
-
-
-def _held_out_summary(held_out: StepResult) -> dict[str, Any]:
-    figures = held_out.as_json()
-    return {
-        "held_out_tau": round(held_out.tau, 4),
-        HELD_OUT_ACCEPTANCE: figures["acceptance"],
-        HELD_OUT_GREEDY_ACCEPTANCE: figures["greedy_acceptance"],
-    }

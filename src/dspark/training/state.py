@@ -27,13 +27,21 @@ class TrainingState:
 
     `cooldown_start` is the first step of the cool-down that has touched the weights, None if none has. `identity` is
     what the run was made from (see `training.identity`), None where unknown: states of early versions lack it.
-    `draft_token_ids` [V_draft] is the pruned draft vocabulary.
+    `draft_token_ids` [V_draft] is the pruned draft vocabulary. `skipped` of the steps changed nothing, the last
+    `skipped_in_a_row` of them among these.
     """
 
     step: int
     cooldown_start: int | None = None
     identity: Mapping[str, Any] | None = None
     draft_token_ids: Tensor | None = None
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+
+    @property
+    def updates(self) -> int:
+        """How often the weights were updated: the optimiser's clock."""
+        return self.step - self.skipped
 
 
 def save_state(directory: Path, drafter: DrafterModule, optimiser: Optimiser, state: TrainingState) -> None:
@@ -45,7 +53,13 @@ def save_state(directory: Path, drafter: DrafterModule, optimiser: Optimiser, st
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     save_file(_tensors(drafter, optimiser, state), partial / TENSORS)
-    header = {"step": state.step, "cooldown_start": state.cooldown_start, "identity": state.identity}
+    header = {
+        "step": state.step,
+        "skipped": state.skipped,
+        "skipped_in_a_row": state.skipped_in_a_row,
+        "cooldown_start": state.cooldown_start,
+        "identity": state.identity,
+    }
     (partial / HEADER).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():
@@ -69,7 +83,8 @@ def read_state(directory: Path) -> TrainingState | None:
             kept = tensors.get_tensor(VOCABULARY) if VOCABULARY in tensors.keys() else None  # noqa: SIM118
         step, identity = int(header["step"]), header.get("identity")
         began = header.get("cooldown_start") if "identity" in header else _early_cooldown_start(directory)
-        return TrainingState(step, began, identity, kept)
+        skipped, in_a_row = int(header.get("skipped", 0)), int(header.get("skipped_in_a_row", 0))
+        return TrainingState(step, began, identity, kept, skipped, in_a_row)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FormatError(f"{directory} is not a training state: {error}. Remove it to start afresh.") from error
 
@@ -89,7 +104,7 @@ def load_state(directory: Path, drafter: DrafterModule, optimiser: Optimiser) ->
     tensors.pop(VOCABULARY, None)
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
-            _restore(name, parameter, tensors, optimiser, state.step, directory)
+            _restore(name, parameter, tensors, optimiser, state.updates, directory)
     if tensors:
         raise CompatibilityError(
             f"{directory} holds {sorted(tensors)[:3]}..., which this recipe's drafter does not have. "
@@ -133,7 +148,7 @@ def _check_vocabulary(directory: Path, drafter: DrafterModule, state: TrainingSt
 
 
 def _restore(
-    name: str, parameter: Tensor, tensors: dict[str, Tensor], optimiser: Optimiser, step: int, directory: Path
+    name: str, parameter: Tensor, tensors: dict[str, Tensor], optimiser: Optimiser, updates: int, directory: Path
 ) -> None:
     saved = tensors.pop(f"parameter.{name}", None)
     if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
@@ -145,4 +160,4 @@ def _restore(
     parameter.data.copy_(saved)
     keys = [key for key in tensors if key.partition(".")[2] == name]
     if keys:
-        optimiser.restore(parameter, {key.partition(".")[0]: tensors.pop(key) for key in keys}, step)
+        optimiser.restore(parameter, {key.partition(".")[0]: tensors.pop(key) for key in keys}, updates)

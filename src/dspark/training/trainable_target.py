@@ -5,11 +5,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dspark.training.on_policy import WritingTarget
 from dspark.training.teacher import TeacherTarget
 
 
-class TrainableTarget(TeacherTarget, Protocol):
-    """A target that a drafter can be trained for: its teacher, its weights, and its shape."""
+class TrainableTarget(TeacherTarget, WritingTarget, Protocol):
+    """A target that a drafter can be trained for: its teacher, its own texts, its weights, and its shape."""
 
     embedding_weight: Tensor
     lm_head_weight: Tensor

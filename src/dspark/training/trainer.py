@@ -1,6 +1,5 @@
 """The training run: answers in, a drafter out, resumable after a kill at any moment."""
 
-import json
 import signal
 import threading
 import time
@@ -18,42 +17,35 @@ from dspark.drafters.drafter_module import DrafterModule
 from dspark.targets.registry import parse_dtype
 from dspark.training.algorithms.registry import algorithm_named
 from dspark.training.batches import Batch, batch_indices, make_batch
+from dspark.training.checkpoints import Checkpoints
+from dspark.training.export import Measured
 from dspark.training.forced_loss import Objective
 from dspark.training.identity import identity_of
+from dspark.training.metrics_log import MetricsLog
+from dspark.training.on_policy import OnPolicyProbe
 from dspark.training.optimiser import build_optimiser
+from dspark.training.progress import Progress, Watcher
 from dspark.training.recipe import Recipe
 from dspark.training.resume import STABLE, STATE, resume_point
 from dspark.training.state import TrainingState, load_state, read_state, save_state
-from dspark.training.step import StepResult, evaluate_step, train_step
+from dspark.training.step import DivergenceError, StepResult, evaluate_step, train_step
+from dspark.training.stopping import BadSteps, Best
 from dspark.training.teacher import Teacher
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """What a watcher is told after each step. `held_out` is set on the steps that measured it."""
-
-    step: int
-    total_steps: int
-    result: StepResult
-    held_out: StepResult | None
-    seconds: float
-
-
-Watcher = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, slots=True)
 class Cadence:
-    """How often a run evaluates (steps) and saves its state (seconds)."""
+    """How often a run evaluates (steps; None: as the recipe says) and saves its state (seconds)."""
 
-    evaluate_steps: int = 100
+    evaluate_steps: int | None = None
     save_seconds: float = 180.0
 
 
 class Trainer:
-    """Runs a recipe in `directory`: `state/` to resume from, `stable/` before the cool-down, `metrics.jsonl`.
+    """Runs a recipe in `directory`: `state/` to resume from, `stable/` before the cool-down, `metrics.jsonl`, `best/`.
 
-    Every random choice depends on (seed, step) alone, so a resumed run repeats an uninterrupted one bit for bit.
+    With a `probe`, evaluations also decode, and its tau is the accepted length that counts. Every random choice
+    depends on (seed, step) alone, so a resumed run repeats an uninterrupted one bit for bit.
     """
 
     def __init__(
@@ -65,6 +57,7 @@ class Trainer:
         directory: Path,
         cadence: Cadence = Cadence(),
         watch: Watcher = lambda progress: None,
+        probe: OnPolicyProbe | None = None,
     ) -> None:
         self.recipe = recipe
         self.drafter = drafter
@@ -73,6 +66,9 @@ class Trainer:
         self.directory = directory
         self.cadence = cadence
         self.watch = watch
+        self.probe = probe
+        self.log = MetricsLog(directory)
+        self.best, self.bad = Best(), BadSteps()
         self.objective = _objective(recipe)
         self.loss = algorithm_named(recipe.algorithm).loss
         self.optimiser = build_optimiser(recipe.optimiser, drafter)
@@ -81,6 +77,7 @@ class Trainer:
         self._lengths = [len(answer.token_ids) for answer in answers.train]
         self._draft_index = draft_index(drafter)
         self._held_out_batch: Batch | None = None
+        self._measured: tuple[int, Measured] | None = None
 
     def run(self) -> int:
         """Train to the recipe's last step, or in the main thread until SIGINT / SIGTERM; save; return the step."""
@@ -88,7 +85,7 @@ class Trainer:
         resumed = self.step = self._resume()
         saved = time.monotonic()
         with _stop_requests() as stop_requested:
-            while self.step < self.recipe.optimiser.total_steps and not stop_requested():
+            while not self.finished and not stop_requested():
                 self._keep_uncooled()
                 self._advance()
                 if time.monotonic() - saved > self.cadence.save_seconds:
@@ -98,20 +95,56 @@ class Trainer:
             self._save(STATE)
         return self.step
 
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run ended, or would end, because its accepted length has not risen for long."""
+        return self.best.exhausted(self.recipe.evaluation.patience)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do: at the last step, or stopped early."""
+        return self.step >= self.recipe.optimiser.total_steps or self.stopped_early
+
     def _advance(self) -> None:
-        started = time.monotonic()
+        started, started_cpu = time.monotonic(), time.process_time()
         optimiser = self.recipe.optimiser
-        batch = self._batch(self.step)
         rate = optimiser.rate(self.step)
-        result = train_step(self.drafter, self.optimiser, batch, self.objective, rate, optimiser.clip, self.loss)
+        result, skipped = self._train(self._batch(self.step), rate)
         if optimiser.cools(self.step):
             self._cooldown_start = optimiser.cooldown_start
         self.step += 1
-        due = self.step % self.cadence.evaluate_steps == 0 or self.step == optimiser.total_steps
-        held_out = self.evaluate() if due else None
-        progress = Progress(self.step, optimiser.total_steps, result, held_out, time.monotonic() - started)
-        self._log(progress)
+        every = self.cadence.evaluate_steps or self.recipe.evaluation.every_steps
+        due = self.step % every == 0 or self.step == optimiser.total_steps
+        measured = self.measure() if due else Measured()
+        if measured.tau is not None:
+            self.best = self.best.after(self.step, measured.tau)
+        progress = Progress(
+            self.step, optimiser.total_steps, result, measured.held_out, time.monotonic() - started,
+            measured.on_policy, time.process_time() - started_cpu, rate, self.best, self.bad, skipped,
+        )  # fmt: skip
+        self.log.append({"time": time.time(), **progress.row()})
+        if measured.tau is not None:
+            self._checkpoints.evaluated(self.drafter, self.step, measured, self.best)
         self.watch(progress)
+        self.bad.check(optimiser.max_bad_steps, skipped)
+
+    def _train(self, batch: Batch, rate: float) -> tuple[StepResult | None, str]:
+        """A step's figures; or None and why, if it was not finite and so changed nothing."""
+        clip = self.recipe.optimiser.clip
+        try:
+            result = train_step(self.drafter, self.optimiser, batch, self.objective, rate, clip, self.loss)
+        except DivergenceError as error:
+            self.bad = self.bad.bad()
+            return None, str(error)
+        self.bad = self.bad.good()
+        return result, ""
+
+    def measure(self) -> Measured:
+        """Everything that evaluations measure, at the present step; measured once."""
+        if self._measured is None or self._measured[0] != self.step:
+            on_policy = None if self.probe is None else self.probe(self.drafter)
+            self._measured = (self.step, Measured(self.evaluate(), on_policy))
+        return self._measured[1]
 
     def evaluate(self) -> StepResult | None:
         """Teacher-forced figures on the held-out answers at the full block size, None without such answers."""
@@ -135,8 +168,11 @@ class Trainer:
         point = resume_point(self.directory, self.recipe, self.teacher.target.info)
         state = None if point is None else load_state(point.directory, self.drafter, self.optimiser)
         if state is None:
-            return 0
+            state = TrainingState(0)
         self._cooldown_start = state.cooldown_start
+        self.bad = BadSteps(state.skipped, state.skipped_in_a_row)
+        self.log.keep_until(state.step)
+        self.best = Best.of(self.log.rows())
         return state.step
 
     def _keep_uncooled(self) -> None:
@@ -149,15 +185,13 @@ class Trainer:
 
     def _save(self, name: str) -> None:
         identity = identity_of(self.recipe, self.teacher.target.info)
-        state = TrainingState(self.step, self._cooldown_start, identity, self.drafter.draft_token_ids)
+        kept = self.drafter.draft_token_ids
+        state = TrainingState(self.step, self._cooldown_start, identity, kept, self.bad.total, self.bad.in_a_row)
         save_state(self.directory / name, self.drafter, self.optimiser, state)
 
-    def _log(self, progress: Progress) -> None:
-        row = {"step": progress.step, "time": time.time(), "seconds": progress.seconds, **progress.result.as_json()}
-        if progress.held_out is not None:
-            row["held_out"] = progress.held_out.as_json()
-        with (self.directory / "metrics.jsonl").open("a", encoding="utf-8") as log:
-            log.write(json.dumps(row) + "\n")
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.directory, self.recipe, self.teacher.target.info)
 
 
 def _objective(recipe: Recipe) -> Objective:
