@@ -5,7 +5,7 @@ import torch
 
 from dspark.errors import CompatibilityError, ConfigError
 from dspark.nn.compiled.linear import CompiledKernel
-from dspark.nn.kernel_choice import choose_kernel
+from dspark.nn.kernel_choice import choose_kernel, sequence_kernel
 from dspark.nn.linear import HalfKernel, OneDnnKernel, PlainKernel
 from dspark.nn.processor import processor_flags
 
@@ -22,9 +22,12 @@ def packed_kernels():
         kernels.append(HalfKernel())
     if OneDnnKernel.available():
         kernels.append(OneDnnKernel())
-    if CompiledKernel.available():
-        kernels.append(CompiledKernel())
-    return kernels
+    return kernels + [CompiledKernel(tiles) for tiles in (False, True) if CompiledKernel.available(tiles)]
+
+
+def operand(kernel, x):
+    """What a kernel multiplies: a matrix unit takes bfloat16."""
+    return x.bfloat16().float() if isinstance(kernel, CompiledKernel) and kernel.tiles else x
 
 
 def row_invariant_kernels():
@@ -36,7 +39,7 @@ def row_invariant_kernels():
 @pytest.mark.parametrize("rows", [1, 2, 9, 40])
 def test_products_of_bfloat16_weights_are_exact_to_float32_rounding(kernel, with_bias, rows):
     x, weight, bias = matrices(rows)
-    expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0)
+    expected = operand(kernel, x).double() @ weight.double().T + (bias.double() if with_bias else 0)
     found = kernel.pack(weight, bias if with_bias else None)(x)
     assert found.dtype is kernel.activation_dtype
     torch.testing.assert_close(found.double(), expected, atol=2e-6, rtol=1e-6)
@@ -90,6 +93,17 @@ def test_automatic_choice():
     candidates = {"compiled": CompiledKernel, "fp16": HalfKernel, "onednn": OneDnnKernel}
     assert choice.kernel.name == next(name for name, kernel in candidates.items() if kernel.available())
     assert choice.reason
+
+
+@pytest.mark.skipif(not CompiledKernel.available(tiles=True), reason="no matrix unit")
+def test_a_matrix_unit_is_used_where_there_is_one():
+    assert choose_kernel("auto", torch.bfloat16, frozenset({"avx2", "amx_bf16"})).kernel.name == "compiled-bf16"
+    assert sequence_kernel("bf16", frozenset({"amx_bf16"})) == "compiled-bf16"
+
+
+def test_whole_sequences_in_float32_or_without_bfloat16_instructions_take_the_automatic_kernel():
+    assert sequence_kernel("fp32", frozenset({"amx_bf16"})) == "auto"
+    assert sequence_kernel("bf16", frozenset({"avx2"})) == "auto"
 
 
 def test_choices_by_name():

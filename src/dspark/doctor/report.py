@@ -86,7 +86,7 @@ def _kernels() -> list[LinearKernel]:
     """Every kernel that runs here."""
     kernels: list[LinearKernel] = [PlainKernel(torch.float32), PlainKernel(torch.bfloat16)]
     kernels += [HalfKernel()] if HalfKernel.available() else []
-    kernels += [CompiledKernel()] if CompiledKernel.available() else []
+    kernels += [CompiledKernel(tiles) for tiles in (False, True) if CompiledKernel.available(tiles)]
     return kernels + [OneDnnKernel(t) for t in (torch.float32, torch.bfloat16) if OneDnnKernel.available(t)]
 
 

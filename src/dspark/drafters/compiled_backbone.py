@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 class CompiledBackbone:
     """The constants of a drafter's backbone, copied."""
 
-    def __init__(self, backbone: "DFlash") -> None:
+    def __init__(self, backbone: "DFlash", kernel: CompiledKernel) -> None:
         config, layers = backbone.config, backbone.draft_layers()
         shape = StackShape(
             config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads,
-            config.head_dim, config.rms_norm_eps,
+            config.head_dim, config.rms_norm_eps, kernel.tiles,
         )  # fmt: skip
         attention = [layer.self_attn for layer in layers]
-        self._stack = CompiledStack(shape, [_stack_layer(layer) for layer in layers], backbone.rotary)
+        self._stack = CompiledStack(shape, [_stack_layer(layer, kernel) for layer in layers], backbone.rotary)
         self._context = CompiledContext(
             shape,
-            combine=_side_by_side(backbone.fc),
+            combine=_side_by_side(kernel, backbone.fc),
             norm=_scale(backbone.hidden_norm),
-            keys_values=_side_by_side(*(linear for a in attention for linear in (a.k_proj, a.v_proj))),
+            keys_values=_side_by_side(kernel, *(linear for a in attention for linear in (a.k_proj, a.v_proj))),
             key_norms=torch.stack([_scale(a.k_norm) for a in attention]),
             rotary=backbone.rotary,
         )
@@ -56,20 +56,20 @@ class CompiledBackbone:
 
 def compiled_backbone(backbone: "DFlash", kernel: LinearKernel) -> CompiledBackbone | None:
     """The compiled form of `backbone`, or None if `kernel` is another one."""
-    return CompiledBackbone(backbone) if isinstance(kernel, CompiledKernel) else None
+    return CompiledBackbone(backbone, kernel) if isinstance(kernel, CompiledKernel) else None
 
 
-def _stack_layer(layer: "DraftLayer") -> StackLayer:
+def _stack_layer(layer: "DraftLayer", kernel: CompiledKernel) -> StackLayer:
     attention, mlp = layer.self_attn, layer.mlp
     return StackLayer(
         input_norm=_scale(layer.input_layernorm),
-        qkv=_side_by_side(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=_side_by_side(kernel, attention.q_proj, attention.k_proj, attention.v_proj),
         query_norm=_scale(attention.q_norm),
         key_norm=_scale(attention.k_norm),
-        output=_side_by_side(attention.o_proj),
+        output=_side_by_side(kernel, attention.o_proj),
         mlp_norm=_scale(layer.post_attention_layernorm),
-        gate_up=_side_by_side(mlp.gate_proj, mlp.up_proj),
-        down=_side_by_side(mlp.down_proj),
+        gate_up=_side_by_side(kernel, mlp.gate_proj, mlp.up_proj),
+        down=_side_by_side(kernel, mlp.down_proj),
     )
 
 
@@ -77,8 +77,8 @@ def _scale(norm: RMSNorm) -> Tensor:
     return norm.weight.detach().float().contiguous()
 
 
-def _side_by_side(*linears: "nn.Linear") -> CompiledLinear:
+def _side_by_side(kernel: CompiledKernel, *linears: "nn.Linear") -> CompiledLinear:
     """One matrix whose output is that of `linears`, in order; all or none of them have a bias."""
     parts = [dict(linear.named_parameters()) for linear in linears]
     bias = torch.cat([part["bias"].detach() for part in parts]) if "bias" in parts[0] else None
-    return CompiledLinear(torch.cat([part["weight"].detach() for part in parts]), bias)
+    return kernel.pack(torch.cat([part["weight"].detach() for part in parts]), bias)

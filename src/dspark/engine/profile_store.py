@@ -101,7 +101,7 @@ def kernel_name(target: LoadedTarget) -> str:
     """What multiplies the target's matrices; compiled code by its source, which changes between versions, too."""
     if isinstance(target, NativeTarget):
         name = target.kernel.name
-        return f"{name} {_compiled_source()}" if name == CompiledKernel.name else name
+        return f"{name} {_compiled_source()}" if isinstance(target.kernel, CompiledKernel) else name
     return f"{type(target).__name__} {target.embedding_weight.dtype}"
 
 

@@ -11,7 +11,7 @@ from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.linear import HalfKernel, LinearKernel, OneDnnKernel, PlainKernel
 from dspark.nn.processor import processor_flags
 
-KernelName = Literal["auto", "plain", "fp16", "onednn", "onednn-bf16", "compiled"]
+KernelName = Literal["auto", "plain", "fp16", "onednn", "onednn-bf16", "compiled", "compiled-bf16"]
 
 _NATIVE_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -46,6 +46,8 @@ def choose_kernel(name: KernelName, dtype: torch.dtype, flags: frozenset[str] | 
             kernel, runs = OneDnnKernel(torch.bfloat16), OneDnnKernel.available(torch.bfloat16)
         case "compiled":
             kernel, runs = CompiledKernel(), CompiledKernel.available()
+        case "compiled-bf16":
+            kernel, runs = CompiledKernel(tiles=True), CompiledKernel.available(tiles=True)
     if not runs:
         raise ConfigError(f"kernel {name!r} cannot run on this processor with this torch; use kernel 'auto'")
     return KernelChoice(kernel, "asked for by name")
@@ -54,8 +56,11 @@ def choose_kernel(name: KernelName, dtype: torch.dtype, flags: frozenset[str] | 
 def sequence_kernel(precision: Literal["fp32", "bf16"], flags: frozenset[str] | None = None) -> KernelName:
     """The kernel that runs whole sequences fastest: many rows at once are bound by arithmetic, not by reads."""
     flags = processor_flags() if flags is None else flags
-    native = bool(flags & _NATIVE_BF16) and OneDnnKernel.available(torch.bfloat16)
-    return "onednn-bf16" if precision == "bf16" and native else "auto"
+    if precision == "fp32" or not flags & _NATIVE_BF16:
+        return "auto"
+    if "amx_bf16" in flags and CompiledKernel.available(tiles=True):
+        return "compiled-bf16"
+    return "onednn-bf16" if OneDnnKernel.available(torch.bfloat16) else "auto"
 
 
 def _automatic(dtype: torch.dtype, flags: frozenset[str]) -> KernelChoice:
@@ -65,6 +70,8 @@ def _automatic(dtype: torch.dtype, flags: frozenset[str]) -> KernelChoice:
         decoder_library()
     except DependencyError as error:
         return _uncompiled(str(error), flags)
+    if "amx_bf16" in flags and CompiledKernel.available(tiles=True):
+        return KernelChoice(CompiledKernel(tiles=True), "bfloat16 products on the processor's matrix unit, compiled")
     return KernelChoice(CompiledKernel(), "bfloat16 storage, float32 arithmetic, compiled for this processor")
 
 

@@ -48,7 +48,7 @@ class NativeTarget:
         self._norm = RowNorm(weights["model.norm.weight"].to(kernel.activation_dtype), config.rms_norm_eps)
         self._rotary = Rotary.scaled(config.head_dim, config.rope)
         self._layers = self._pack_layers()
-        self._stack = self._compiled_stack() if isinstance(kernel, CompiledKernel) else None
+        self._stack = self._compiled_stack(kernel) if isinstance(kernel, CompiledKernel) else None
 
     def _pack_layers(self) -> list[DecoderLayer]:
         """Packing a matrix runs on one core and outside the interpreter lock, so layers are packed side by side."""
@@ -60,11 +60,11 @@ class NativeTarget:
                 )
             )
 
-    def _compiled_stack(self) -> CompiledStack:
+    def _compiled_stack(self, kernel: CompiledKernel) -> CompiledStack:
         config = self.config
         shape = StackShape(
             config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
-            config.rms_norm_eps,
+            config.rms_norm_eps, kernel.tiles,
         )  # fmt: skip
         windows = zip(self._layers, config.windows, strict=True)
         return CompiledStack(shape, [layer.stack_layer(window) for layer, window in windows], self._rotary)

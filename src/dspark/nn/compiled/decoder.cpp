@@ -8,19 +8,31 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include <immintrin.h>
 #include <omp.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define DSPARK_TILES
+#endif
 
 namespace {
 
 #ifdef __AVX512F__
 constexpr int kLanes = 16;
+constexpr int kRows = 8;
+constexpr int kTotals = 24;  // of 32 registers; the others hold weights and a row's inputs
 #else
 constexpr int kLanes = 8;
+constexpr int kRows = 6;
+constexpr int kTotals = 12;  // of 16 registers
 #endif
-constexpr int kRows = 6;     // a register tile of 6 rows and 2 outputs, with its operands, fills 16 registers
-constexpr int kOutputs = 2;
+
+// Outputs of a register tile of so many rows: few rows need many, for a sum alone waits for its own last addition.
+constexpr int outputs_of(int rows) { return kTotals / rows >= 8 ? 8 : kTotals / rows >= 4 ? 4 : 2; }
 
 using Vector = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Integers = int32_t __attribute__((vector_size(kLanes * sizeof(float))));
@@ -123,44 +135,190 @@ void tile(const float* x, int64_t x_stride, const Weight* w, int64_t w_stride, i
     }
 }
 
-// All rows of O outputs, in tiles of nearly equal height.
-template <int O, typename Weight>
-void column(const float* x, int64_t rows, int64_t x_stride, const Weight* w, int64_t w_stride, int64_t in, float* y,
-            int64_t y_stride) {
-  for (int64_t tiles = (rows + kRows - 1) / kRows, r = 0; tiles > 0; --tiles) {
-    const int64_t height = (rows - r + tiles - 1) / tiles;
-    const float* const from = x + r * x_stride;
-    float* const to = y + r * y_stride;
-    switch (height) {
-      case 1: tile<1, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
-      case 2: tile<2, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
-      case 3: tile<3, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
-      case 4: tile<4, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
-      case 5: tile<5, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
-      case 6: tile<6, O>(from, x_stride, w, w_stride, in, to, y_stride); break;
-    }
-    r += height;
-  }
+// R rows of the outputs that remain from `o` on, O at a time, then fewer.
+template <int R, int O, typename Weight>
+int64_t outputs(const float* x, int64_t x_stride, const Weight* w, int64_t w_stride, int64_t in, float* y,
+                int64_t y_stride, int64_t o, int64_t last) {
+  for (; o + O <= last; o += O) tile<R, O>(x, x_stride, w + o * w_stride, w_stride, in, y + o, y_stride);
+  if constexpr (O > 1) o = outputs<R, O / 2>(x, x_stride, w, w_stride, in, y, y_stride, o, last);
+  return o;
 }
 
 struct Span {
   int64_t first, last;
 };
 
-// The columns of y [rows, .] = x [rows, in] w^T that `own` names, w [., in].
+// The columns of y [rows, .] = x [rows, in] w^T that `own` names, w [., in], in tiles of nearly equal height. Weights go
+// through the cache in panels that stay there for all tiles.
 template <typename Weight>
 void product(const float* x, int64_t rows, int64_t x_stride, const Weight* w, int64_t w_stride, int64_t in, float* y,
              int64_t y_stride, Span own) {
-  int64_t o = own.first;
-  for (; o + kOutputs <= own.last; o += kOutputs)
-    column<kOutputs>(x, rows, x_stride, w + o * w_stride, w_stride, in, y + o, y_stride);
-  for (; o < own.last; ++o) column<1>(x, rows, x_stride, w + o * w_stride, w_stride, in, y + o, y_stride);
+  constexpr int64_t kPanel = 8;
+  for (int64_t o = own.first; o < own.last; o += kPanel) {
+    const int64_t last = own.last - o < kPanel ? own.last : o + kPanel;
+    for (int64_t tiles = (rows + kRows - 1) / kRows, r = 0; tiles > 0; --tiles) {
+      const int64_t height = (rows - r + tiles - 1) / tiles;
+      const float* const from = x + r * x_stride;
+      float* const to = y + r * y_stride;
+      switch (height) {
+#define DSPARK_HEIGHT(R) \
+  case R: outputs<R, outputs_of(R)>(from, x_stride, w, w_stride, in, to, y_stride, o, last); break;
+        DSPARK_HEIGHT(1)
+        DSPARK_HEIGHT(2)
+        DSPARK_HEIGHT(3)
+        DSPARK_HEIGHT(4)
+        DSPARK_HEIGHT(5)
+        DSPARK_HEIGHT(6)
+#if defined(__AVX512F__)
+        DSPARK_HEIGHT(7)
+        DSPARK_HEIGHT(8)
+#endif
+#undef DSPARK_HEIGHT
+      }
+      r += height;
+    }
+  }
+}
+
+constexpr int64_t kGroup = 16;    // outputs of a weight tile, and most rows of an activation tile
+constexpr int64_t kDepth = 32;    // inputs of a tile
+constexpr int64_t kTile = kGroup * kDepth;
+
+int64_t up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+
+#ifdef DSPARK_TILES
+
+// Products of bfloat16 tiles, summed in float32: activations are rounded to bfloat16 first. A result is the sum over its
+// own inputs in one order, whatever rows and outputs are computed with it.
+
+// The processor's matrix unit, with activation tiles of `height` rows. Each thread configures its own.
+void configure(int height) {
+  struct alignas(64) {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+  } config;
+  for (int i = 0; i < 8; ++i) {
+    config.bytes[i] = 64;
+    config.rows[i] = uint8_t(i < 5 ? height : kGroup);
+  }
+  _tile_loadconfig(&config);
+}
+
+// G groups of outputs for the rows of one activation tile: sums in tiles 0 to 3, activations in 4, weights in 5 to 7.
+template <int G>
+void tile_groups(const bf16* x, int64_t x_bytes, int64_t depth, const bf16* w, float* y, int64_t y_bytes,
+                 const int64_t (&full)[4], float* spare) {
+  const int64_t group = depth * kTile;
+  _tile_zero(0);
+  if constexpr (G > 1) _tile_zero(1);
+  if constexpr (G > 2) _tile_zero(2);
+  if constexpr (G > 3) _tile_zero(3);
+  for (int64_t k = 0; k < depth; ++k) {
+    const bf16* const at = w + k * kTile;
+    _tile_loadd(4, x + k * kDepth, x_bytes);
+    _tile_loadd(5, at, 64);
+    _tile_dpbf16ps(0, 4, 5);
+    if constexpr (G > 1) {
+      _tile_loadd(6, at + group, 64);
+      _tile_dpbf16ps(1, 4, 6);
+    }
+    if constexpr (G > 2) {
+      _tile_loadd(7, at + 2 * group, 64);
+      _tile_dpbf16ps(2, 4, 7);
+    }
+    if constexpr (G > 3) {
+      _tile_loadd(5, at + 3 * group, 64);
+      _tile_dpbf16ps(3, 4, 5);
+    }
+  }
+  float* const to[4] = {full[0] ? y : spare, full[1] ? y + kGroup : spare, full[2] ? y + 2 * kGroup : spare,
+                        full[3] ? y + 3 * kGroup : spare};
+  _tile_stored(0, to[0], full[0] ? y_bytes : 64);
+  if constexpr (G > 1) _tile_stored(1, to[1], full[1] ? y_bytes : 64);
+  if constexpr (G > 2) _tile_stored(2, to[2], full[2] ? y_bytes : 64);
+  if constexpr (G > 3) _tile_stored(3, to[3], full[3] ? y_bytes : 64);
+}
+
+// `count` rows in bfloat16, each padded with zeros to whole tiles.
+void round_rows(const float* x, int64_t count, int64_t stride, int64_t in, bf16* to) {
+  const int64_t padded = up(in, kDepth) * kDepth;
+  for (int64_t r = 0; r < count; ++r)
+    for (int64_t i = 0; i < padded; i += 16) {
+      const int64_t left = in - i;
+      const __mmask16 inside = left >= 16 ? 0xffff : left <= 0 ? 0 : (1u << left) - 1;
+      const __m256bh half = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(inside, x + r * stride + i));
+      std::memcpy(to + r * padded + i, &half, sizeof half);
+    }
+}
+
+void tiled_product(const float* x, int64_t rows, int64_t x_stride, const bf16* w, int64_t in, float* y,
+                   int64_t y_stride, Span own) {
+  static thread_local std::vector<bf16> rounded;
+  if (own.first >= own.last) return;
+  const int64_t depth = up(in, kDepth), padded = depth * kDepth, last = up(own.last, kGroup);
+  if (int64_t(rounded.size()) < rows * padded) rounded.resize(rows * padded);
+  round_rows(x, rows, x_stride, in, rounded.data());
+  alignas(64) float spare[kGroup * kGroup];
+  int configured = 0;
+  for (int64_t g = own.first / kGroup; g < last; g += 4) {
+    const int64_t groups = last - g < 4 ? last - g : 4;
+    int64_t full[4];
+    for (int64_t j = 0; j < 4; ++j) full[j] = (g + j + 1) * kGroup <= own.last;
+    for (int64_t tiles = up(rows, kGroup), r = 0; tiles > 0; --tiles) {
+      const int height = int((rows - r + tiles - 1) / tiles);
+      if (height != configured) configure(configured = height);
+      const bf16* const from = rounded.data() + r * padded;
+      const bf16* const weights = w + g * depth * kTile;
+      float* const to = y + r * y_stride + g * kGroup;
+      switch (groups) {
+        case 1: tile_groups<1>(from, 2 * padded, depth, weights, to, 4 * y_stride, full, spare); break;
+        case 2: tile_groups<2>(from, 2 * padded, depth, weights, to, 4 * y_stride, full, spare); break;
+        case 3: tile_groups<3>(from, 2 * padded, depth, weights, to, 4 * y_stride, full, spare); break;
+        case 4: tile_groups<4>(from, 2 * padded, depth, weights, to, 4 * y_stride, full, spare); break;
+      }
+      const int64_t rest = (g + groups) * kGroup - own.last;  // outputs of the last group that do not exist
+      if (rest > 0)
+        for (int64_t t = 0; t < height; ++t)
+          std::memcpy(to + t * y_stride + (groups - 1) * kGroup, spare + t * kGroup, (kGroup - rest) * sizeof(float));
+      r += height;
+    }
+  }
+  _tile_release();
+}
+
+// Ask the system for the matrix unit, once for the process.
+bool permitted() {
+  constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
+#else
+
+void tiled_product(const float*, int64_t, int64_t, const bf16*, int64_t, float*, int64_t, Span) {}
+bool permitted() { return false; }
+
+#endif
+
+// A product with packed weights: of vectors, or of tiles.
+void multiply(int64_t tiles, const float* x, int64_t rows, int64_t x_stride, const bf16* w, int64_t in, float* y,
+              int64_t y_stride, Span own) {
+  if (tiles)
+    tiled_product(x, rows, x_stride, w, in, y, y_stride, own);
+  else
+    product(x, rows, x_stride, w, in, in, y, y_stride, own);
 }
 
 // The share of `count` items that this thread of the team takes.
 Span share(int64_t count) {
   const int64_t team = omp_get_num_threads(), rank = omp_get_thread_num();
   return {count * rank / team, count * (rank + 1) / team};
+}
+
+// The same in whole groups of outputs.
+Span group_share(int64_t count) {
+  const Span groups = share(up(count, kGroup));
+  return {groups.first * kGroup, groups.last * kGroup < count ? groups.last * kGroup : count};
 }
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t width, float* y) {
@@ -245,6 +403,7 @@ extern "C" {
 
 struct Shape {
   int64_t width, inner, heads, kv_heads, head_width;
+  int64_t tiles;  // whether weights are packed in tiles
   float eps;
 };
 
@@ -297,9 +456,31 @@ struct Scratch {
 
 extern "C" {
 
-// Copy w [out, in] so that `low` and `high` find their halves; what does not fill a block stays as it is.
-void dspark_pack(const bf16* w, int64_t out, int64_t in, bf16* packed, int threads) {
-  const int64_t whole = in - in % kBlock;
+// Whether this processor and system multiply tiles; asks for them.
+int dspark_tiles() {
+  static const bool can = permitted();
+  return can;
+}
+
+// Words of a packed matrix [out, in].
+int64_t dspark_packed_size(int64_t out, int64_t in, int64_t tiles) {
+  return tiles ? up(out, kGroup) * up(in, kDepth) * kTile : out * in;
+}
+
+// Copy w [out, in]. For vectors so that `low` and `high` find their halves; what does not fill a block stays as it is.
+// For tiles, each holding kGroup outputs and kDepth inputs, pairs of inputs side by side; groups of outputs outermost.
+void dspark_pack(const bf16* w, int64_t out, int64_t in, bf16* packed, int64_t tiles, int threads) {
+  const int64_t whole = in - in % kBlock, depth = up(in, kDepth);
+  if (tiles) {
+#pragma omp parallel for num_threads(threads)
+    for (int64_t g = 0; g < up(out, kGroup); ++g)
+      for (int64_t k = 0; k < depth; ++k)
+        for (int64_t at = 0; at < kTile; ++at) {
+          const int64_t o = g * kGroup + at / 2 % kGroup, i = k * kDepth + at / (2 * kGroup) * 2 + at % 2;
+          packed[(g * depth + k) * kTile + at] = o < out && i < in ? w[o * in + i] : 0;
+        }
+    return;
+  }
 #pragma omp parallel for num_threads(threads)
   for (int64_t o = 0; o < out; ++o) {
     const bf16* const from = w + o * in;
@@ -315,11 +496,11 @@ void dspark_pack(const bf16* w, int64_t out, int64_t in, bf16* packed, int threa
 
 // y [rows, out] = x [rows, in] w^T + bias; bias may be null.
 void dspark_linear(const float* x, int64_t rows, int64_t in, const bf16* w, const float* bias, int64_t out, float* y,
-                   int threads) {
+                   int64_t tiles, int threads) {
 #pragma omp parallel num_threads(threads)
   {
-    const Span own = share(out);
-    product(x, rows, in, w, in, in, y, out, own);
+    const Span own = group_share(out);
+    multiply(tiles, x, rows, in, w, in, y, out, own);
     add_bias(y, bias, rows, out, own);
   }
 }
@@ -349,12 +530,13 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
   {
     float* const normed = own + omp_get_thread_num() * parts.own();
     float* const scores = normed + parts.added;
-    const Span qkv_share = share(all_heads * h), width_share = share(d), inner_share = share(f);
+    const Span qkv_share = group_share(all_heads * h), width_share = group_share(d);
+    const Span gate_up_share = group_share(2 * f), inner_share = share(f);
     const Span row_head_share = share(rows * all_heads), attention_share = share(rows * kv);
     for (int64_t l = 0; l < count; ++l) {
       const Layer& layer = layers[l];
       for (int64_t t = 0; t < rows; ++t) rms_norm(x + t * d, layer.input_norm, shape->eps, d, normed + t * d);
-      product(normed, rows, d, layer.qkv, d, d, projected, all_heads * h, qkv_share);
+      multiply(shape->tiles, normed, rows, d, layer.qkv, d, projected, all_heads * h, qkv_share);
       add_bias(projected, layer.qkv_bias, rows, all_heads * h, qkv_share);
 #pragma omp barrier
       for (int64_t item = row_head_share.first; item < row_head_share.last; ++item) {
@@ -388,20 +570,17 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
         }
       }
 #pragma omp barrier
-      product(attended, rows, heads * h, layer.output, heads * h, heads * h, added, d, width_share);
+      multiply(shape->tiles, attended, rows, heads * h, layer.output, heads * h, added, d, width_share);
       add_bias(added, layer.output_bias, rows, d, width_share);
       add(x, added, rows, d, width_share);
 #pragma omp barrier
       for (int64_t t = 0; t < rows; ++t) rms_norm(x + t * d, layer.mlp_norm, shape->eps, d, normed + t * d);
-      product(normed, rows, d, layer.gate_up, d, d, inner, 2 * f, inner_share);
-      product(normed, rows, d, layer.gate_up + f * d, d, d, inner + f, 2 * f, inner_share);
-      if (layer.gate_up_bias) {
-        add_bias(inner, layer.gate_up_bias, rows, 2 * f, inner_share);
-        add_bias(inner + f, layer.gate_up_bias + f, rows, 2 * f, inner_share);
-      }
+      multiply(shape->tiles, normed, rows, d, layer.gate_up, d, inner, 2 * f, gate_up_share);
+      add_bias(inner, layer.gate_up_bias, rows, 2 * f, gate_up_share);
+#pragma omp barrier
       for (int64_t t = 0; t < rows; ++t) gate(inner + t * 2 * f, inner + t * 2 * f + f, inner_share);
 #pragma omp barrier
-      product(inner, rows, 2 * f, layer.down, f, f, added, d, width_share);
+      multiply(shape->tiles, inner, rows, 2 * f, layer.down, f, added, d, width_share);
       add_bias(added, layer.down_bias, rows, d, width_share);
       add(x, added, rows, d, width_share);
       if (taps[l])
@@ -434,12 +613,13 @@ void dspark_context(const Shape* shape, const Context* context, int64_t count, c
   {
     float* const normed = own + omp_get_thread_num() * rows * d;
     const Span head_share = share(heads);
-    product(x, rows, context->features, context->combine, context->features, context->features, combined, d, share(d));
+    multiply(shape->tiles, x, rows, context->features, context->combine, context->features, combined, d, group_share(d));
 #pragma omp barrier
     for (int64_t t = 0; t < rows; ++t) rms_norm(combined + t * d, context->norm, shape->eps, d, normed + t * d);
-    const Span columns = {head_share.first * h, head_share.last * h};
-    product(normed, rows, d, context->keys_values, d, d, projected, heads * h, columns);
+    const Span columns = group_share(heads * h);
+    multiply(shape->tiles, normed, rows, d, context->keys_values, d, projected, heads * h, columns);
     add_bias(projected, context->bias, rows, heads * h, columns);
+#pragma omp barrier
     for (int64_t t = 0; t < rows; ++t)
       for (int64_t head = head_share.first; head < head_share.last; ++head) {
         float* const at = projected + (t * heads + head) * h;

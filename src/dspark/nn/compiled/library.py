@@ -31,7 +31,7 @@ class ShapeStruct(Structure):
 
     _fields_ = (
         ("width", c_int64), ("inner", c_int64), ("heads", c_int64), ("kv_heads", c_int64), ("head_width", c_int64),
-        ("eps", c_float),
+        ("tiles", c_int64), ("eps", c_float),
     )  # fmt: skip
 
 
@@ -95,9 +95,11 @@ def _open() -> ctypes.CDLL:
     except OSError:  # damaged, or left by another system: once more from the source
         path.unlink()
         library = ctypes.CDLL(str(_compiled(source)))
-    library.dspark_pack.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int)
+    library.dspark_tiles.argtypes, library.dspark_tiles.restype = (), c_int
+    library.dspark_packed_size.argtypes, library.dspark_packed_size.restype = (c_int64, c_int64, c_int64), c_int64
+    library.dspark_pack.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int)
     library.dspark_linear.argtypes = (
-        c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int,
+        c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int,
     )  # fmt: skip
     library.dspark_scratch.argtypes = (POINTER(ShapeStruct), c_int64, c_int64, c_int)
     library.dspark_scratch.restype = c_int64
@@ -111,19 +113,21 @@ def _open() -> ctypes.CDLL:
     )  # fmt: skip
     for function in (library.dspark_pack, library.dspark_linear, library.dspark_layers, library.dspark_context):
         function.restype = None
-    _try_product(library)
+    for tiles in (0, 1)[: 1 + library.dspark_tiles()]:
+        _try_product(library, tiles)
     return library
 
 
-def _try_product(library: ctypes.CDLL) -> None:
+def _try_product(library: ctypes.CDLL, tiles: int) -> None:
     """A product of odd sizes against torch: a library that this processor runs wrongly is worse than none."""
     rows, inputs, outputs = 7, 133, 5
     x = torch.arange(rows * inputs).view(rows, inputs).remainder(11).float()
     weight = torch.arange(outputs * inputs).view(outputs, inputs).remainder(7).bfloat16()
-    packed, product = torch.empty_like(weight), torch.empty(rows, outputs, dtype=torch.float32)
-    library.dspark_pack(weight.data_ptr(), outputs, inputs, packed.data_ptr(), 1)
+    packed = torch.empty(library.dspark_packed_size(outputs, inputs, tiles), dtype=torch.bfloat16)
+    product = torch.empty(rows, outputs, dtype=torch.float32)
+    library.dspark_pack(weight.data_ptr(), outputs, inputs, packed.data_ptr(), tiles, 1)
     library.dspark_linear(
-        x.data_ptr(), rows, inputs, packed.data_ptr(), None, outputs, product.data_ptr(), 1
+        x.data_ptr(), rows, inputs, packed.data_ptr(), None, outputs, product.data_ptr(), tiles, 1
     )  # fmt: skip
     if not torch.equal(product, x @ weight.float().T):
         raise DependencyError("the compiled decoder kernels compute wrongly on this processor; please report it")

@@ -1,4 +1,8 @@
-"""Matrices in packed bfloat16, multiplied by a few rows at a time: a step is as long as one read of the weights."""
+"""Matrices in packed bfloat16, multiplied by a few rows at a time: a step is as long as one read of the weights.
+
+Two packings: for the processor's vectors, whose arithmetic is float32, and for its matrix unit (AMX), which multiplies
+bfloat16.
+"""
 
 import torch
 from torch import Tensor
@@ -8,19 +12,20 @@ from dspark.nn.compiled.library import decoder_library
 
 
 class CompiledLinear:
-    """A matrix [out, in] whose blocks are packed for the processor's vectors; `bias` [out] float32 or None."""
+    """A matrix [out, in] in blocks for vectors, or in `tiles` for a matrix unit; `bias` [out] float32 or None."""
 
-    __slots__ = ("_multiply", "bias", "inputs", "outputs", "packed")
+    __slots__ = ("_multiply", "bias", "inputs", "outputs", "packed", "tiles")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, tiles: bool = False) -> None:
         library = decoder_library()
         plain = weight.detach().to(torch.bfloat16).contiguous()
         self.outputs, self.inputs = plain.shape
-        self.packed = torch.empty_like(plain)
+        self.tiles = tiles
+        self.packed = plain.new_empty(library.dspark_packed_size(self.outputs, self.inputs, tiles))
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self._multiply = library.dspark_linear
         threads = torch.get_num_threads()
-        library.dspark_pack(plain.data_ptr(), self.outputs, self.inputs, self.packed.data_ptr(), threads)
+        library.dspark_pack(plain.data_ptr(), self.outputs, self.inputs, self.packed.data_ptr(), tiles, threads)
 
     def __call__(self, x: Tensor) -> Tensor:
         check_rows(x, self.inputs)
@@ -30,7 +35,7 @@ class CompiledLinear:
         rows = x.numel() // self.inputs
         packed, threads = self.packed.data_ptr(), torch.get_num_threads()
         self._multiply(
-            x.data_ptr(), rows, self.inputs, packed, bias, self.outputs, product.data_ptr(), threads
+            x.data_ptr(), rows, self.inputs, packed, bias, self.outputs, product.data_ptr(), self.tiles, threads
         )  # fmt: skip
         return product
 
@@ -42,21 +47,28 @@ def check_rows(x: Tensor, width: int) -> None:
 
 
 class CompiledKernel:
-    """bfloat16 storage, float32 arithmetic in compiled loops: exact for bfloat16 weights, and row-invariant."""
+    """bfloat16 storage in compiled loops, row-invariant. Vectors compute in float32, exact for bfloat16 weights.
 
-    name = "compiled"
+    With `tiles` the matrix unit multiplies: activations are rounded to bfloat16, sums stay float32, and up to 16 rows
+    cost hardly more than one.
+    """
+
     activation_dtype = torch.float32
     row_invariant = True
 
+    def __init__(self, tiles: bool = False) -> None:
+        self.name = "compiled-bf16" if tiles else "compiled"
+        self.tiles = tiles
+
     @staticmethod
-    def available() -> bool:
-        """Whether the library can be compiled, or was."""
+    def available(tiles: bool = False) -> bool:
+        """Whether the library can be compiled, or was, and with `tiles` whether processor and system have them."""
         try:
-            decoder_library()
+            library = decoder_library()
         except DependencyError:
             return False
-        return True
+        return not tiles or bool(library.dspark_tiles())
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> CompiledLinear:
         """Store `weight` in bfloat16, rounding what is finer."""
-        return CompiledLinear(weight, bias)
+        return CompiledLinear(weight, bias, self.tiles)

@@ -18,7 +18,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class StackShape:
-    """Sizes that all layers share; `inner` is the width between the MLP's products."""
+    """Sizes that all layers share; `inner` is the width between the MLP's products, `tiles` how matrices are packed."""
 
     width: int
     inner: int
@@ -26,10 +26,11 @@ class StackShape:
     kv_heads: int
     head_width: int
     eps: float
+    tiles: bool = False
 
     def struct(self) -> ShapeStruct:
         """As decoder.cpp takes it."""
-        return ShapeStruct(self.width, self.inner, self.heads, self.kv_heads, self.head_width, self.eps)
+        return ShapeStruct(self.width, self.inner, self.heads, self.kv_heads, self.head_width, self.tiles, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
