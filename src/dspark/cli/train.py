@@ -64,7 +64,7 @@ def train(
 
     DIR gets the drafter of the last step, the best one (best/), metrics.jsonl and curves.png.
     """
-    from dspark.nn.kernel_choice import sequence_kernel
+    from dspark.nn.kernel_choice import resolve_precision, sequence_kernel
     from dspark.training.curves import draw_run
     from dspark.training.recipe import read_recipe
     from dspark.training.run import train as run_training
@@ -73,7 +73,7 @@ def train(
     plan = read_recipe(recipe, tuple(overrides or ()))
     watchers = open_watchers(log or (), output)
     with console.status(f"Loading {plan.target} ...", quiet=json):
-        model = open_native_target(target or plan.target, sequence_kernel(plan.precision))
+        model = open_native_target(target or plan.target, sequence_kernel(resolve_precision(plan.precision)))
     with training_bar(quiet=json) as show:
 
         def watch(progress: "Progress") -> None:

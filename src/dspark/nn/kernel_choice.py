@@ -53,6 +53,16 @@ def choose_kernel(name: KernelName, dtype: torch.dtype, flags: frozenset[str] | 
     return KernelChoice(kernel, "asked for by name")
 
 
+def resolve_precision(
+    precision: Literal["fp32", "bf16", "auto"], flags: frozenset[str] | None = None
+) -> Literal["fp32", "bf16"]:
+    """What products of a training run in: `auto` is bf16 where the processor multiplies it by itself, else fp32."""
+    if precision != "auto":
+        return precision
+    flags = processor_flags() if flags is None else flags
+    return "bf16" if flags & _NATIVE_BF16 else "fp32"
+
+
 def sequence_kernel(precision: Literal["fp32", "bf16"], flags: frozenset[str] | None = None) -> KernelName:
     """The kernel that runs whole sequences fastest: many rows at once are bound by arithmetic, not by reads."""
     flags = processor_flags() if flags is None else flags

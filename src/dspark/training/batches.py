@@ -35,15 +35,20 @@ class Batch:
     teacher: SparseTeacher
 
 
+def steps_per_epoch(count: int, per_step: int) -> int:
+    """How often `per_step` of `count` answers can be drawn before one comes again; the rest waits for another epoch."""
+    return max(1, count // per_step)
+
+
 def batch_indices(count: int, per_step: int, lengths: Sequence[int], seed: int, step: int) -> list[int]:
     """Which answers `step` sees: every epoch is a fresh shuffle, in batches of similar length."""
-    steps_per_epoch = max(1, count // per_step)
-    epoch, position = divmod(step, steps_per_epoch)
+    steps = steps_per_epoch(count, per_step)
+    epoch, position = divmod(step, steps)
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order: list[int] = torch.randperm(count, generator=generator).tolist()
     buckets = [sorted(order[i : i + BUCKET], key=lambda index: lengths[index]) for i in range(0, count, BUCKET)]
     flat = [index for bucket in buckets for index in bucket]
-    chosen = int(torch.randperm(steps_per_epoch, generator=generator)[position])
+    chosen = int(torch.randperm(steps, generator=generator)[position])
     return flat[chosen * per_step : (chosen + 1) * per_step]
 
 

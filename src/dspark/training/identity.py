@@ -25,7 +25,9 @@ def identity_of(recipe: Recipe, info: TargetInfo) -> dict[str, Any]:
     # Where a checkout lies is not part of a run; the name of an exported drafter alone says too little.
     tree["drafter"]["start_from"] = None if start is None else "/".join(start.parts[-2:])
     del tree["evaluation"]
-    settings = {key: value for key, value in _flat(tree).items() if key not in _CHANGEABLE}
+    # A cosine reaches from the first step to the last: another length would have had other rates all along.
+    fixed = {"optimiser.total_steps"} if recipe.optimiser.schedule == "cosine" else set()
+    settings = {key: value for key, value in _flat(tree).items() if key not in _CHANGEABLE - fixed}
     return settings | {"target weights": info.weights_hash}
 
 

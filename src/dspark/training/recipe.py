@@ -1,16 +1,19 @@
 """A training recipe: everything that decides what a run computes, as YAML. Unknown keys are refused."""
 
 import difflib
+import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator, model_validator
 
 from dspark.core.losses import LossCoefficients
 from dspark.errors import ConfigError, FormatError
+from dspark.nn.kernel_choice import resolve_precision
 from dspark.training.algorithms.registry import ALGORITHMS, DEFAULT_ALGORITHM, algorithm_named
+from dspark.training.batches import steps_per_epoch
 from dspark.training.drafter_section import DrafterSection, Section
 
 
@@ -30,27 +33,30 @@ class LossSection(Section):
     """Coefficients of the loss terms; that of the total variation multiplies sum |p_d - p_t| = 2 TV, as DeepSpec's.
 
     With `vocabulary_chunk`, draft logits are computed for that many tokens at a time, and again in the backward pass:
-    less memory for more arithmetic. Without it they are kept whole.
+    less memory for more arithmetic. Without it they are kept whole. Slot k weighs exp(-k / `decay`): 4 at every block
+    size in DeepSpec's code; `decay: gamma` ties it to the block size, as the paper writes it.
     """
 
     cross_entropy: float = Field(default=0.5, ge=0)
     total_variation: float = Field(default=0.9, ge=0)
     confidence: float = Field(default=0.2, ge=0)
-    decay: float = Field(default=4.0, gt=0)
+    decay: Annotated[float, Field(gt=0)] | Literal["gamma"] = 4.0
     vocabulary_chunk: int | None = Field(default=None, ge=1)
 
-    @property
-    def coefficients(self) -> LossCoefficients:
-        """The same in the terms of `core.losses`."""
-        return LossCoefficients(self.cross_entropy, self.total_variation, self.confidence, self.decay)
+    def coefficients(self, gamma: int) -> LossCoefficients:
+        """The same in the terms of `core.losses`, for blocks of `gamma` slots."""
+        decay = float(gamma) if self.decay == "gamma" else self.decay
+        return LossCoefficients(self.cross_entropy, self.total_variation, self.confidence, decay)
 
 
 class OptimiserSection(Section):
-    """Linear warm-up, a constant rate, and a linear cool-down over the last steps.
+    """The learning rate: a linear warm-up, then constant with a linear cool-down at the end, or falling as a cosine.
 
-    The state before the cool-down is kept: raising `total_steps` continues from there. `kind` muon updates the
-    backbone's matrices with Muon, everything else with AdamW, at the same learning rate. A step whose loss or gradient
-    is not finite changes no weight and is counted; `max_bad_steps` of them in a row end the run.
+    A run has `total_steps`, or as many as `epochs` over the answers take; its warm-up has `warmup_steps`, or a
+    `warmup_share` of all. With the constant rate, the state before the cool-down is kept: raising the length continues
+    from there. `kind` muon updates the backbone's matrices with Muon, everything else with AdamW, at the same learning
+    rate. A step whose loss or gradient is not finite changes no weight and is counted; `max_bad_steps` of them in a
+    row end the run.
     """
 
     kind: Literal["adamw", "muon"] = "adamw"
@@ -59,10 +65,28 @@ class OptimiserSection(Section):
     beta2: float = Field(0.95, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0)
+    schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = Field(20, ge=0)
+    warmup_share: float | None = Field(None, ge=0, lt=1)
     cooldown_steps: int = Field(0, ge=0)
-    total_steps: int = Field(ge=1)
+    total_steps: int = Field(0, ge=0)
+    epochs: float | None = Field(None, gt=0)
     max_bad_steps: int = Field(5, ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.total_steps > 0) == (self.epochs is not None):
+            raise ValueError("give total_steps (at least 1) or epochs, one of the two")
+        if self.schedule == "cosine" and self.cooldown_steps:
+            raise ValueError("a cosine ends at 0 by itself; drop cooldown_steps")
+        return self
+
+    def settled(self, steps_per_epoch: int) -> "OptimiserSection":
+        """The same with `total_steps` and `warmup_steps` counted out."""
+        total = self.total_steps if self.epochs is None else max(1, round(self.epochs * steps_per_epoch))
+        warmup = self.warmup_steps if self.warmup_share is None else round(self.warmup_share * total)
+        counted = {"total_steps": total, "warmup_steps": warmup, "epochs": None, "warmup_share": None}
+        return self.model_copy(update=counted)
 
     @property
     def cooldown_start(self) -> int:
@@ -76,6 +100,9 @@ class OptimiserSection(Section):
     def rate(self, step: int) -> float:
         """Learning rate of 0-based `step`."""
         warm = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        if self.schedule == "cosine":
+            falling = max(0, step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+            return self.learning_rate * warm * 0.5 * (1 + math.cos(math.pi * falling))
         cold = 1.0 if self.cooldown_steps == 0 else min(1.0, (self.total_steps - step) / (self.cooldown_steps + 1))
         return self.learning_rate * warm * cold
 
@@ -105,13 +132,14 @@ class BlockSection(Section):
 
 class Recipe(Section):
     """One training run. With `precision` bf16, matrix products run in bfloat16; weights and losses stay float32.
+    `auto` is bf16 where the processor multiplies it by itself (AVX-512 BF16, AMX, Arm's BF16), else fp32.
 
     `algorithm` names an entry of the registry; which keys `drafter` has is up to it.
     """
 
     target: str
     algorithm: str = DEFAULT_ALGORITHM
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
     drafter: SerializeAsAny[DrafterSection]
     data: DataSection
     loss: LossSection = Field(default_factory=LossSection)
@@ -141,6 +169,11 @@ class Recipe(Section):
         if any(later <= earlier for earlier, later in pairwise(starts)):
             raise ValueError(f"from_step must ascend from block to block, found {starts}")
         return blocks
+
+    def settled(self, answers: int) -> "Recipe":
+        """The recipe with all numbers that depend on the number of training `answers`, or on this processor."""
+        optimiser = self.optimiser.settled(steps_per_epoch(answers, self.data.answers_per_step))
+        return self.model_copy(update={"optimiser": optimiser, "precision": resolve_precision(self.precision)})
 
     def block_size(self, step: int) -> int:
         """Number of slots trained at `step`."""
@@ -202,12 +235,28 @@ def _explain(item: Any) -> str:
     where = ".".join(str(part) for part in item["loc"])
     if item["type"] != "extra_forbidden":
         return f"{where}: {item['msg']} (found {item.get('input')!r})"
-    near = difflib.get_close_matches(str(item["loc"][-1]), _known_keys(), n=1)
-    return f"{where}: unknown key" + (f", did you mean {near[0]!r}?" if near else "")
+    near = _nearest(item["loc"])
+    return f"{where}: unknown key" + (f", did you mean {near!r}?" if near else "")
 
 
-def _known_keys() -> list[str]:
-    sections: list[type[BaseModel]] = [Recipe, DataSection, LossSection, OptimiserSection]
-    sections += [EvaluationSection, BlockSection]
-    sections += [algorithm.section for algorithm in ALGORITHMS.values()]
-    return [key for section in sections for key in section.model_fields]
+def _nearest(place: tuple[int | str, ...]) -> str | None:
+    """The known key that an unknown one resembles: of its own section, else of another, with its section then."""
+    *sections, key = (part for part in place if isinstance(part, str))
+    own = sections[0] if sections else ""
+    known = _known_keys()
+    local = difflib.get_close_matches(key, known.get(own, ()), n=1)
+    if local:
+        return local[0]
+    dotted = {name: f"{section}.{name}".lstrip(".") for section, names in known.items() for name in names}
+    elsewhere = difflib.get_close_matches(key, dotted, n=1)
+    return dotted[elsewhere[0]] if elsewhere else None
+
+
+def _known_keys() -> dict[str, list[str]]:
+    """Keys of every section by its name; those of the recipe itself under the empty one."""
+    sections: dict[str, list[type[BaseModel]]] = {
+        "": [Recipe], "data": [DataSection], "loss": [LossSection], "optimiser": [OptimiserSection],
+        "evaluation": [EvaluationSection], "blocks": [BlockSection],
+        "drafter": [algorithm.section for algorithm in ALGORITHMS.values()],
+    }  # fmt: skip
+    return {name: [key for model in models for key in model.model_fields] for name, models in sections.items()}

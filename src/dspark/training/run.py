@@ -96,6 +96,7 @@ def train(
         template_hash=target.info.template_hash,
     )
     split = split_answers(answers, data.held_out)
+    recipe = recipe.settled(len(split.train))
     teacher = teacher_of(recipe, target, teacher_directory)
     point = resume_point(directory, recipe, target.info)
     drafter = (

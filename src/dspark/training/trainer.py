@@ -195,7 +195,8 @@ class Trainer:
 
 
 def _objective(recipe: Recipe) -> Objective:
-    return Objective(recipe.loss.coefficients, recipe.loss.vocabulary_chunk, parse_dtype(recipe.precision))
+    coefficients = recipe.loss.coefficients(recipe.drafter.block_size)
+    return Objective(coefficients, recipe.loss.vocabulary_chunk, parse_dtype(recipe.precision))
 
 
 def draft_index(drafter: DrafterModule) -> Tensor | None:
