@@ -1,11 +1,11 @@
-"""Who sees whom in a training step: the one definition of the block mask, dense or tiled.
+"""Who sees whom in a training step: the one definition of the block mask, dense, tiled or asked index by index.
 
 Documents are packed end to end into T context tokens. Blocks of gamma slots hang on A anchors, given as packed indices
 in ascending order. A slot of anchor a in document s sees the context of s strictly before a, and every slot of its own
 block in both directions; nothing else.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from dspark.errors import ConfigError
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(batch, head, query index, key index) -> whether the query sees the key; FlexAttention's form of a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +63,35 @@ class BlockLayout:
         """Position [A, gamma] of every slot: the anchor keeps its own, slot k stands k further."""
         return self.positions()[self.anchors, None] + torch.arange(self.gamma, device=self.anchors.device)
 
+    def mask_mod(self) -> MaskMod:
+        """The definition, by index: slot `query` of A * gamma, key `key` of T + A * gamma, of shapes that broadcast.
+
+        Keys are [context ; slots of all blocks]. Batch and head do not matter, so both may be anything.
+        """
+        anchors, documents, gamma, total = self.anchors, self.documents(), self.gamma, sum(self.lengths)
+
+        def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            block = query // gamma
+            anchor = anchors[block]
+            same_document = documents[key.clamp(max=total - 1)] == documents[anchor]
+            same_block = (key >= total) & ((key - total) // gamma == block)
+            return ((key < anchor) & same_document) | same_block
+
+        return sees
+
     def context_visible(self) -> Tensor:
-        """[A, T]: same document, strictly before the anchor."""
-        documents = self.documents()
-        before = torch.arange(len(documents), device=documents.device) < self.anchors[:, None]
-        return before & (documents == documents[self.anchors][:, None])
+        """[A, T]: what the slots of each block see of the context."""
+        first_slots = torch.arange(len(self.anchors), device=self.anchors.device)[:, None] * self.gamma
+        return self._seen(first_slots, torch.arange(sum(self.lengths), device=self.anchors.device))
 
     def dense(self) -> Tensor:
         """The whole mask [A * gamma, T + A * gamma] over keys [context ; all blocks], True where a query sees a key."""
-        context = self.context_visible().repeat_interleave(self.gamma, dim=0)
-        block = torch.arange(len(self.anchors), device=self.anchors.device).repeat_interleave(self.gamma)
-        return torch.cat((context, block[:, None] == block), dim=1)
+        slots = torch.arange(len(self.anchors) * self.gamma, device=self.anchors.device)
+        return self._seen(slots[:, None], torch.arange(sum(self.lengths) + len(slots), device=slots.device))
+
+    def _seen(self, query: Tensor, key: Tensor) -> Tensor:
+        nowhere = query.new_zeros(())
+        return self.mask_mod()(nowhere, nowhere, query, key)
 
     def tiles(self, size: int) -> Iterator[Tile]:
         """Cover all blocks with tiles of at most `size` blocks, each cut to the context it can see."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dspark.core.masks import BlockLayout
-from dspark.drafters.attention import TILE, Attend, DraftAttention, Rope, attend_cached, attend_tiles
+from dspark.drafters.attention import Attend, DraftAttention, Rope, attend_cached
+from dspark.drafters.block_attention import block_attention
 from dspark.drafters.cache import DraftCache
 from dspark.drafters.compiled_backbone import CompiledBackbone, compiled_backbone
 from dspark.drafters.config import DrafterConfig
@@ -134,10 +135,8 @@ class DFlash(DrafterModule):
         """`training_states` for anchors whose token ids [A] are known."""
         layout = BlockLayout.pack(anchors, lengths or (len(features),), gamma)
         context, rope = self.context(features), self.rotary.at(layout.positions())
-        tiles = tuple(layout.tiles(TILE))
-        attends = [
-            attend_tiles(layout, tiles, layer.self_attn.keys_values(context, rope)) for layer in self.draft_layers()
-        ]
+        attention = block_attention(layout)
+        attends = [attention(layer.self_attn.keys_values(context, rope)) for layer in self.draft_layers()]
         blocks = self.embed_blocks(anchor_ids, layout.gamma)
         return self.run_blocks(blocks, layout.block_positions(), attends)
 
