@@ -55,9 +55,9 @@ def test_slots_teach_the_distribution_of_the_token_after_them() -> None:
 
 
 def test_the_teacher_row_is_the_targets_own_law_after_the_prefix() -> None:
-    """Not shifted: row j must equal softmax of the logits at the token before response token j."""
+    """Not shifted: row j must equal softmax of the logits at the token before response token j. Row 0 is not kept."""
     target, answer, record = TinyTarget(), ANSWERS[0], RECORDS[0]
-    for j in (0, 1, len(answer.response_ids) - 1):
+    for j in (1, 2, len(answer.response_ids) - 1):
         prefix = torch.tensor([answer.token_ids[: len(answer.prompt_ids) + j]])
         p_t = torch.softmax(
             target.logits(target.states(prefix, torch.tensor([prefix.shape[1]]), (0,)).last_hidden[0, -1]), -1

@@ -6,9 +6,28 @@ from pathlib import Path
 import pytest
 import torch
 
+from dspark.core.losses import LossCoefficients
+from dspark.data.teacher_record import FeaturePrecision, TeacherRecord
 from dspark.errors import CompatibilityError, FormatError
-from dspark.training.teacher import Teacher, token_digest
-from tests.training.tiny import WIDTH, TinyTarget, tiny_answers
+from dspark.training.batches import make_batch
+from dspark.training.step import Objective, evaluate_step
+from dspark.training.teacher import Teacher, teacher_store, token_digest
+from tests.training.tiny import WIDTH, TinyTarget, tiny_answers, tiny_drafter
+
+PRECISIONS = pytest.mark.parametrize("precision", list(FeaturePrecision))
+
+
+def keeping(
+    directory: Path,
+    target: TinyTarget | None = None,
+    taps: tuple[int, ...] = (0, 3),
+    top_k: int = 5,
+    precision: FeaturePrecision = FeaturePrecision.BF16,
+) -> Teacher:
+    """A teacher that keeps its records in `directory`."""
+    target = target or TinyTarget()
+    store = teacher_store(directory, target.info, taps, top_k, precision)
+    return Teacher(target, taps, top_k, store, precision)
 
 
 def test_padding_does_not_change_a_record() -> None:
@@ -23,7 +42,7 @@ def test_padding_does_not_change_a_record() -> None:
 
 def test_stored_records_spare_the_target(tmp_path: Path) -> None:
     answers, target = tiny_answers(4), TinyTarget()
-    teacher = Teacher(target, (0, 3), 5, tmp_path)
+    teacher = keeping(tmp_path, target)
     fresh = teacher.records(answers)
     calls = target.calls
     again = teacher.records(answers)
@@ -45,15 +64,15 @@ def test_records_made_for_something_else_are_refused(
 ) -> None:
     """All of the same shape as the expected ones, or nearly: shapes would not tell."""
     answers, target = tiny_answers(1), TinyTarget()
-    Teacher(TinyTarget(), (0, 3), 5, tmp_path).records(answers)
+    keeping(tmp_path).records(answers)
     target.info = dataclasses.replace(target.info, weights_hash=weights)
     with pytest.raises(CompatibilityError, match=message):
-        Teacher(target, taps, top_k, tmp_path).records(answers)
+        keeping(tmp_path, target, taps, top_k).records(answers)
 
 
 def test_a_record_under_the_name_of_other_tokens_is_refused(tmp_path: Path) -> None:
     first, second = tiny_answers(2)
-    teacher = Teacher(TinyTarget(), (0, 3), 5, tmp_path)
+    teacher = keeping(tmp_path)
     teacher.records([first])
     only = next(tmp_path.iterdir())
     only.rename(tmp_path / f"{token_digest(second)}.safetensors")
@@ -64,7 +83,7 @@ def test_a_record_under_the_name_of_other_tokens_is_refused(tmp_path: Path) -> N
 def test_records_belong_to_tokens_whatever_the_answer_is_called(tmp_path: Path) -> None:
     """Ids may hold slashes or repeat; the boundary between prompt and response decides what is taught."""
     answer, target = tiny_answers(1)[0], TinyTarget()
-    teacher = Teacher(target, (0, 3), 5, tmp_path)
+    teacher = keeping(tmp_path, target)
     teacher.records([dataclasses.replace(answer, id="../up/x")])
     teacher.records([answer])
     assert target.calls == 1
@@ -75,7 +94,7 @@ def test_records_belong_to_tokens_whatever_the_answer_is_called(tmp_path: Path) 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     answers = tiny_answers(1)
-    teacher = Teacher(TinyTarget(), (0, 3), 5, tmp_path)
+    teacher = keeping(tmp_path)
     teacher.records(answers)
     path = next(tmp_path.iterdir())
     path.write_bytes(path.read_bytes()[:-10])
@@ -88,3 +107,44 @@ def test_features_come_in_tap_order() -> None:
     first = Teacher(TinyTarget(), (0, 3), 5).records(answer)[0].features
     second = Teacher(TinyTarget(), (3,), 5).records(answer)[0].features
     assert first[:, WIDTH:].equal(second)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_store_changes_nothing_that_a_student_sees(tmp_path: Path, precision: FeaturePrecision, packed: bool) -> None:
+    """Fresh, just stored, and read back, loose or from a shard: bit for bit the same, fp8 included."""
+    answers = tiny_answers(3)
+    without = Teacher(TinyTarget(), (0, 3), 5, precision=precision).records(answers)
+    teacher = keeping(tmp_path, precision=precision)
+    stored = teacher.records(answers)
+    if packed:
+        assert teacher.store is not None
+        teacher.store.pack()
+    for records in (stored, keeping(tmp_path, precision=precision).records(answers)):
+        for ours, theirs in zip(records, without, strict=True):
+            assert ours.features.equal(theirs.features)
+            assert ours.ids.equal(theirs.ids)
+            assert ours.probabilities.equal(theirs.probabilities)
+
+
+def spoiled(record: TeacherRecord, feature: int, law: int) -> TeacherRecord:
+    """`record` with other features in row `feature` and another law in row `law`."""
+    features, probabilities = record.features.clone(), record.probabilities.clone()
+    features[feature] += 5.0
+    probabilities[law] = 0.01
+    return TeacherRecord(features, record.ids, probabilities)
+
+
+@pytest.mark.parametrize(
+    ("feature", "law", "seen"), [(-1, 0, False), (-2, 0, False), (-3, 0, True), (-1, 1, True), (-1, -1, True)]
+)
+def test_what_is_not_kept_is_what_no_block_reads(feature: int, law: int, seen: bool) -> None:
+    """With every possible anchor: rows that are left out change no loss, their neighbours do."""
+    answers = tiny_answers(2)
+    records = Teacher(TinyTarget(), (0, 3), 31).records(answers)
+    drafter = tiny_drafter(rank=0)
+    losses = [
+        evaluate_step(drafter, make_batch(answers, rows, 1000, 3, None, 0), Objective(LossCoefficients())).loss
+        for rows in (records, [spoiled(record, feature, law) for record in records])
+    ]
+    assert (losses[0] != losses[1]) is seen

@@ -9,8 +9,8 @@ from torch import Tensor
 from dspark.core.anchors import block_labels, sample_anchors
 from dspark.core.masks import BlockLayout
 from dspark.data.answers import Answer
+from dspark.data.teacher_record import TeacherRecord
 from dspark.training.objective import SparseTeacher
-from dspark.training.teacher import TeacherRecord
 
 BUCKET = 64
 """Answers that are sorted by length together: batches get little padding, yet stay random."""

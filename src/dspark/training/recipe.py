@@ -18,7 +18,7 @@ from dspark.training.drafter_section import DrafterSection, Section
 
 
 class DataSection(Section):
-    """Which answers are read, and how much of them one optimiser step sees."""
+    """Which answers are read, how much of them one optimiser step sees, and how precise the target's features are."""
 
     answers: Path
     max_temperature: float = Field(1.0, ge=0)
@@ -27,6 +27,7 @@ class DataSection(Section):
     anchors_per_answer: int = Field(64, ge=1)
     held_out: int = Field(16, ge=0)
     teacher_top_k: int = Field(64, ge=1)
+    feature_precision: Literal["bf16", "fp8"] = "bf16"
 
 
 class LossSection(Section):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dspark.data.answers import Answer
+from dspark.data.teacher_record import FeaturePrecision
 from dspark.drafters.config import DrafterShape
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.registry import load_drafter
@@ -16,7 +17,7 @@ from dspark.training.algorithms.algorithm import Material
 from dspark.training.algorithms.registry import algorithm_named
 from dspark.training.recipe import Recipe
 from dspark.training.state import TrainingState
-from dspark.training.teacher import Teacher, TeacherTarget
+from dspark.training.teacher import Teacher, TeacherTarget, teacher_store
 from dspark.training.trainable_target import TrainableTarget
 from dspark.training.warm_start import draft_vocabulary
 
@@ -75,5 +76,7 @@ def differences(found: Any, expected: Any) -> list[str]:
 
 def teacher_of(recipe: Recipe, target: TeacherTarget, directory: Path | None) -> Teacher:
     """The recipe's teacher, keeping its records in `directory` if one is given."""
-    taps = algorithm_named(recipe.algorithm).taps(recipe.drafter)
-    return Teacher(target, taps, recipe.data.teacher_top_k, directory)
+    taps, top_k = algorithm_named(recipe.algorithm).taps(recipe.drafter), recipe.data.teacher_top_k
+    precision = FeaturePrecision(recipe.data.feature_precision)
+    store = None if directory is None else teacher_store(directory, target.info, taps, top_k, precision)
+    return Teacher(target, taps, top_k, store, precision)

@@ -1,29 +1,25 @@
 """What a frozen target tells its students about one answer: tapped features and its next-token distribution.
 
-The target runs inside the training step. Records may be kept in a directory, so that later epochs, a resumed run or
-a second student find them there; without one, nothing is stored and every epoch runs the target again.
+The target runs inside the training step. Records may be kept in a feature store, so that later epochs, a resumed run
+or a second student find them there; without one, nothing is stored and every epoch runs the target again.
 
 Shapes: S tokens of prompt and response, P of them prompt, n = S - P response tokens, m taps, d width, K teacher tokens.
 """
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dspark.data.answers import Answer
-from dspark.errors import CompatibilityError, FormatError
+from dspark.data.feature_store import FeatureStore
+from dspark.data.teacher_record import FeaturePrecision, TeacherRecord, kept_tensors, restored
 from dspark.types import TargetInfo, TargetOutput
-
-_TENSORS = ("features", "ids", "probabilities")
 
 
 class TeacherTarget(Protocol):
@@ -37,26 +33,17 @@ class TeacherTarget(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherRecord:
-    """One answer as its students see it.
-
-    `features` [S, m * d] bf16 at every position. Row j of `ids` and `probabilities` [n, K] is the target's
-    distribution (temperature 1) of response token j given all before it, cut to its K likeliest tokens.
-    """
-
-    features: Tensor
-    ids: Tensor
-    probabilities: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Teacher:
-    """Makes teacher records of answers, or finds them in `directory` if they were made before."""
+    """Makes teacher records of answers, or finds them in `store` if they were made before.
+
+    Whether there is a store changes nothing that a block reads: fresh records go through `precision`, too.
+    """
 
     target: TeacherTarget
     taps: tuple[int, ...]
     top_k: int = 64
-    directory: Path | None = None
+    store: FeatureStore | None = None
+    precision: FeaturePrecision = FeaturePrecision.BF16
 
     def records(self, answers: Sequence[Answer]) -> list[TeacherRecord]:
         """One record per answer, in order; missing ones are computed together in one padded batch."""
@@ -64,9 +51,7 @@ class Teacher:
         missing = [i for i in range(len(answers)) if i not in found]
         if missing:
             fresh = self._compute([answers[i] for i in missing])
-            found |= dict(zip(missing, fresh, strict=True))
-            for i in missing:
-                self._store(answers[i], found[i])
+            found |= {i: self._kept(answers[i], record) for i, record in zip(missing, fresh, strict=True)}
         return [found[i] for i in range(len(answers))]
 
     @torch.no_grad()
@@ -87,54 +72,33 @@ class Teacher:
         top = p_t.topk(min(self.top_k, p_t.shape[-1]), dim=-1)
         return TeacherRecord(features.to(torch.bfloat16), top.indices.int(), top.values.half())
 
-    def origin(self, answer: Answer) -> dict[str, str]:
-        """What a record of `answer` was made from: kept in its file, and compared when the file is read."""
-        return {
-            "target": self.target.info.weights_hash,
-            "taps": ",".join(map(str, self.taps)),
-            "top_k": str(self.top_k),
-            "tokens": token_digest(answer),
-        }
-
-    def _path(self, answer: Answer) -> Path | None:
-        return None if self.directory is None else self.directory / f"{token_digest(answer)}.safetensors"
-
     def _stored(self, answer: Answer) -> TeacherRecord | None:
-        path = self._path(answer)
-        if path is None or not path.is_file():
-            return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                origin = file.metadata() or {}
-                record = TeacherRecord(*(file.get_tensor(name) for name in _TENSORS))
-        except (OSError, SafetensorError) as error:
-            raise FormatError(f"{path} is not a teacher record: {error}. Remove it; it is made again.") from error
-        _check_origin(path, origin, self.origin(answer))
-        return record
+        tensors = None if self.store is None else self.store.read(token_digest(answer))
+        return None if tensors is None else _restored(tensors, answer)
 
-    def _store(self, answer: Answer, record: TeacherRecord) -> None:
-        path = self._path(answer)
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        # The features are a view of a padded batch: safetensors wants memory of their own.
-        tensors = {name: getattr(record, name).contiguous() for name in _TENSORS}
-        save_file(tensors, partial, metadata=self.origin(answer))
-        partial.replace(path)
+    def _kept(self, answer: Answer, record: TeacherRecord) -> TeacherRecord:
+        tensors = kept_tensors(record, self.precision)
+        if self.store is not None:
+            self.store.write(token_digest(answer), tensors)
+        return _restored(tensors, answer)
+
+
+def teacher_store(directory: Path, target: TargetInfo, taps: Sequence[int], top_k: int, precision: str) -> FeatureStore:
+    """The store in `directory` for records of such a teacher; those of any other are refused there."""
+    origin = {
+        "target": target.weights_hash,
+        "taps": ",".join(map(str, taps)),
+        "top_k": str(top_k),
+        "precision": precision,
+    }
+    return FeatureStore(directory, origin)
 
 
 def token_digest(answer: Answer) -> str:
-    """32 hex digits of the prompt's and the response's token ids; the name of the answer's record."""
+    """32 hex digits of the prompt's and the response's token ids; the key of the answer's record."""
     tokens = json.dumps([answer.prompt_ids, answer.response_ids])
     return hashlib.sha256(tokens.encode()).hexdigest()[:32]
 
 
-def _check_origin(path: Path, found: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    different = [
-        f"{key} {found.get(key)!r}, expected {value!r}" for key, value in expected.items() if found.get(key) != value
-    ]
-    if different:
-        raise CompatibilityError(
-            f"{path} was made for {'; '.join(different)}. Use another directory, or empty this one."
-        )
+def _restored(tensors: Mapping[str, Tensor], answer: Answer) -> TeacherRecord:
+    return restored(tensors, len(answer.token_ids), len(answer.response_ids))

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from dspark.data.teacher_record import UNREAD_FEATURES
 from dspark.drafters.config import DrafterConfig, HeadKind
 from dspark.drafters.dspark import DSpark
 from dspark.training.algorithms.algorithm import Material, layer_sizes
@@ -64,7 +65,7 @@ class DSparkAlgorithm:
         """From the target's last layers (`warm_start`) and from bigrams (`bigram_start`)."""
         if section.warm_start:
             records = material.teacher.records(material.answers[:NORM_SAMPLE])
-            features = torch.cat([record.features for record in records])
+            features = torch.cat([record.features[:-UNREAD_FEATURES] for record in records])
             start_from_layers(drafter, material.target, features[:, -drafter.config.hidden_size :])
         if section.bigram_start:
             start_from_bigrams(drafter, material.answers, material.seed)
