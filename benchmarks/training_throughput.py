@@ -1,0 +1,210 @@
+"""Supervised draft positions per second of a training step: ours against a straightforward eager one.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.training_throughput [--steps N] [--processes 1,2] [--arm NAME ...] [--json]
+
+All arms train the same made-up answers, anchors and drafter shape (`step_problem`), features at hand: the target does
+not run. `eager` is the yardstick (`eager_step`): padded rows, dense mask, laws of the whole vocabulary, float32.
+`packed` is the trainer's step over the same vocabulary, `recipe` over the recipe's 8,192 tokens, `bf16` under autocast,
+`chunked` with logits in vocabulary chunks. Every arm runs in fresh processes; memory is their high-water mark. A rate
+is given as the median of the steps' rates, with the quartiles. Several processes are independent trainings side by
+side, started together; their rates are added.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from benchmarks import eager_step
+from benchmarks.step_problem import Sizes, anchors_of, documents, drafter, peak_bytes, resident_bytes
+from dspark.core.losses import LossCoefficients
+from dspark.training.batches import Batch, gather_batch
+from dspark.training.optimiser import build_optimiser
+from dspark.training.recipe import OptimiserSection
+from dspark.training.step import Objective, train_step
+
+YARDSTICK = "eager"
+DRAFT_VOCABULARY = 8192
+CHUNK = 4096
+MIB = 1 << 20
+
+Step = Callable[[], int]
+"""Trains once; the number of supervised slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """How a step of ours is computed."""
+
+    pruned: bool = False
+    precision: torch.dtype = torch.float32
+    chunk: int | None = None
+
+    def steps(self, sizes: Sizes, count: int) -> list[Step]:
+        """`count` steps over batches of their own."""
+        sizes = replace(sizes, draft_vocabulary=min(DRAFT_VOCABULARY, sizes.vocabulary) if self.pruned else None)
+        module = drafter(sizes)
+        optimiser = build_optimiser(OptimiserSection(total_steps=count), module)
+        objective = Objective(LossCoefficients(), self.chunk, self.precision)
+        batches = [self._batch(sizes, step) for step in range(count)]
+
+        def trained(batch: Batch) -> int:
+            train_step(module, optimiser, batch, objective, 1e-3, 1.0)
+            return len(batch.slots)
+
+        return [lambda batch=batch: trained(batch) for batch in batches]
+
+    @staticmethod
+    def _batch(sizes: Sizes, step: int) -> Batch:
+        found = documents(sizes, step)
+        answers, records = [d.answer for d in found], [d.record for d in found]
+        return gather_batch(answers, records, anchors_of(found, sizes, step), sizes.gamma, None)
+
+
+ARMS = {
+    "packed": Arm(),
+    "packed chunked": Arm(chunk=CHUNK),
+    "packed bf16": Arm(precision=torch.bfloat16),
+    "recipe": Arm(pruned=True),
+    "recipe bf16": Arm(pruned=True, precision=torch.bfloat16),
+}
+
+
+def eager_steps(sizes: Sizes, count: int) -> list[Step]:
+    """The yardstick's."""
+    module = drafter(replace(sizes, draft_vocabulary=None))
+    optimiser = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    found = [documents(sizes, step) for step in range(count)]
+    batches = [
+        eager_step.pad_rows(answers, anchors_of(answers, sizes, step), sizes.gamma)
+        for step, answers in enumerate(found)
+    ]
+
+    def trained(rows: eager_step.Rows) -> int:
+        eager_step.train_step(module, optimiser, rows)
+        return int(rows.supervised.sum())
+
+    return [lambda rows=rows: trained(rows) for rows in batches]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one process saw: positions and seconds of every step but the first, and its memory in bytes."""
+
+    positions: list[int]
+    seconds: list[float]
+    before: int
+    peak: int
+
+    @property
+    def rates(self) -> list[float]:
+        """Positions per second of each step."""
+        return [n / s for n, s in zip(self.positions, self.seconds, strict=True)]
+
+
+def measure(arm: str, sizes: Sizes, count: int) -> Measured:
+    """`count` steps of one arm in this process, after one that warms up."""
+    steps = eager_steps(sizes, count + 1) if arm == YARDSTICK else ARMS[arm].steps(sizes, count + 1)
+    before = resident_bytes()
+    steps[0]()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    positions, seconds = [], []
+    for step in steps[1:]:
+        started = time.perf_counter()
+        positions.append(step())
+        seconds.append(time.perf_counter() - started)
+    return Measured(positions, seconds, before, peak_bytes())
+
+
+def run_arm(arm: str, processes: int, arguments: Sequence[str]) -> list[Measured]:
+    """`arm` in fresh processes, which start their measured steps together."""
+    command = [sys.executable, "-m", "benchmarks.training_throughput", "--inside", "--arm", arm, *arguments]
+    running = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
+    ]
+    try:
+        for process in running:
+            if process.stdout is None or process.stdout.readline() != "ready\n":
+                raise SystemExit(f"{arm}: a process ended early, perhaps for want of memory; try fewer --anchors")
+        return [Measured(**json.loads(process.communicate("go\n")[0])) for process in _released(running)]
+    finally:
+        for process in running:
+            process.kill()
+
+
+def _released(running: Sequence["subprocess.Popen[str]"]) -> Sequence["subprocess.Popen[str]"]:
+    """The processes, all told to go before the first is waited for."""
+    for process in running[1:]:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return running
+
+
+def row(arm: str, measured: Sequence[Measured]) -> dict[str, object]:
+    """The figures of one arm."""
+    rates = [sum(together) for together in zip(*(one.rates for one in measured), strict=True)]
+    low, middle, high = statistics.quantiles(rates, n=4, method="inclusive")
+    return {
+        "arm": arm,
+        "processes": len(measured),
+        "positions_per_second": middle,
+        "quartiles": [low, high],
+        "steps": len(rates),
+        "seconds_per_step": statistics.median(s for one in measured for s in one.seconds),
+        "peak_mib": max(one.peak for one in measured) / MIB,
+        "step_mib": max(one.peak - one.before for one in measured) / MIB,
+        "rates": [one.rates for one in measured],
+    }
+
+
+def main() -> None:
+    """Print a table, or one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12, help="measured steps of an arm, at least 2")
+    parser.add_argument("--answers", type=int, default=Sizes.answers)
+    parser.add_argument("--anchors", type=int, default=Sizes.anchors, help="per answer")
+    parser.add_argument("--processes", default="1", help="numbers of processes, as in 1,2")
+    parser.add_argument("--arm", action="append", choices=[YARDSTICK, *ARMS], help="only this one; may be given again")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    sizes = Sizes(answers=options.answers, anchors=options.anchors)
+    if options.inside:
+        print(json.dumps(asdict(measure(options.arm[0], sizes, options.steps))))
+        return
+    arguments = [f"--{name}={getattr(options, name)}" for name in ("steps", "answers", "anchors")]
+    arms = options.arm or [YARDSTICK, *ARMS]
+    counts = [int(count) for count in options.processes.split(",")]
+    rows = [row(arm, run_arm(arm, count, arguments)) for count in counts for arm in arms]
+    if options.json:
+        machine = {"machine": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
+        kind = {"processes_are": "independent trainings", "torch": torch.__version__}
+        print(json.dumps(machine | kind | {"sizes": asdict(sizes), "rows": rows}))
+        return
+    _print_table(rows)
+
+
+def _print_table(rows: Sequence[dict[str, object]]) -> None:
+    print("| arm | processes | positions/s | quartiles | x eager | s a step | peak, MiB | of the step, MiB |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    base = {one["processes"]: float(str(one["positions_per_second"])) for one in rows if one["arm"] == YARDSTICK}
+    for one in rows:
+        rate, (low, high) = float(str(one["positions_per_second"])), one["quartiles"]  # type: ignore[misc]
+        times = f"{rate / base[one['processes']]:.2f}" if one["processes"] in base else ""
+        print(
+            f"| {one['arm']} | {one['processes']} | {rate:.0f} | {low:.0f} to {high:.0f} | {times} "
+            f"| {one['seconds_per_step']:.2f} | {one['peak_mib']:.0f} | {one['step_mib']:.0f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
