@@ -21,7 +21,7 @@ from dspark.drafters.dspark import DSpark
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A padded batch: `features` [B, S, w], `token_ids` [B, S], target states `last_hidden` [B, S, d], `anchors` [B, A].
+    """A padded batch: `features` [B, S, w], `token_ids` [B, S], the target's `last_hidden` [B, S, d], `anchors` [B, A].
 
     `previous`, `targets` and `supervised` [B, A, G] are what slots read, are taught, and whether they count; nothing
     of a padded anchor does.

@@ -26,9 +26,10 @@ from benchmarks import eager_step
 from benchmarks.step_problem import Sizes, anchors_of, documents, drafter, peak_bytes, resident_bytes
 from dspark.core.losses import LossCoefficients
 from dspark.training.batches import Batch, gather_batch
+from dspark.training.forced_loss import Objective
 from dspark.training.optimiser import build_optimiser
 from dspark.training.recipe import OptimiserSection
-from dspark.training.step import Objective, train_step
+from dspark.training.step import train_step
 
 YARDSTICK = "eager"
 DRAFT_VOCABULARY = 8192

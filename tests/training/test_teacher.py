@@ -10,7 +10,8 @@ from dspark.core.losses import LossCoefficients
 from dspark.data.teacher_record import FeaturePrecision, TeacherRecord
 from dspark.errors import CompatibilityError, FormatError
 from dspark.training.batches import make_batch
-from dspark.training.step import Objective, evaluate_step
+from dspark.training.forced_loss import Objective
+from dspark.training.step import evaluate_step
 from dspark.training.teacher import Teacher, teacher_store, token_digest
 from tests.training.tiny import WIDTH, TinyTarget, tiny_answers, tiny_drafter
 
