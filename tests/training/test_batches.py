@@ -1,10 +1,11 @@
 """Order and anchors are pure functions of (seed, step); labels, teacher rows and masks line up with the tokens."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspark.training.batches import batch_indices, draft_teacher, make_batch
+from dspark.training.batches import batch_indices, draft_teacher, draw_anchors, gather_batch, make_batch, taught_tokens
 from dspark.training.teacher import Teacher
 from tests.training.tiny import TinyTarget, tiny_answers
 
@@ -81,3 +82,21 @@ def test_pruned_teacher_keeps_exact_probabilities_inside_and_drops_the_rest() ->
     teacher = draft_teacher(torch.tensor([[3, 0, 1]]), torch.tensor([[0.5, 0.3, 0.2]]), index)
     assert teacher.ids.tolist() == [[1, 0, 0]]
     torch.testing.assert_close(teacher.probabilities, torch.tensor([[0.5, 0.0, 0.2]]))
+
+
+def test_laws_of_taught_tokens_alone_make_the_same_batch() -> None:
+    answers, teacher = tiny_answers(3), Teacher(TinyTarget(), (0, 3), 31)
+    places = draw_anchors(answers, 4, 0)
+    wanted = [taught_tokens(answer, own, 2) for answer, own in zip(answers, places, strict=True)]
+    whole = gather_batch(answers, teacher.records(answers), places, 2, None)
+    part = gather_batch(answers, teacher.records(answers, wanted), places, 2, None)
+    assert part.teacher.ids.equal(whole.teacher.ids)
+    torch.testing.assert_close(part.teacher.probabilities, whole.teacher.probabilities)
+
+
+def test_a_token_without_a_law_is_not_taught_in_silence() -> None:
+    answers, teacher = tiny_answers(2), Teacher(TinyTarget(), (0, 3), 31)
+    places = draw_anchors(answers, 4, 0)
+    wanted = [taught_tokens(answer, own, 2)[1:] for answer, own in zip(answers, places, strict=True)]
+    batch = gather_batch(answers, teacher.records(answers, wanted), places, 2, None)
+    assert batch.teacher.probabilities.isnan().any(-1).sum() >= len(answers)

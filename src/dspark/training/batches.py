@@ -109,6 +109,12 @@ def gather_batch(
     )
 
 
+def taught_tokens(answer: Answer, places: Tensor, gamma: int) -> Tensor:
+    """Ascending response tokens, counted from 0, that blocks of `gamma` slots at anchors `places` are taught."""
+    positions = (places[:, None] + torch.arange(1, gamma + 1)).flatten().unique()
+    return positions[positions < len(answer.token_ids)] - len(answer.prompt_ids)
+
+
 def _responses(answer: Answer) -> Tensor:
     """[S] where tokens carry loss."""
     return torch.arange(len(answer.token_ids)) >= len(answer.prompt_ids)

@@ -19,15 +19,14 @@ from torch import Tensor
 from dspark.data.answers import Answer
 from dspark.data.feature_store import FeatureStore
 from dspark.data.teacher_record import FeaturePrecision, TeacherRecord, kept_tensors, restored
-from dspark.types import TargetInfo, TargetOutput
+from dspark.training.hidden_states import LocalStates, SequenceStates, StateSource, StatesTarget
+from dspark.types import TargetInfo
 
 
-class TeacherTarget(Protocol):
+class TeacherTarget(StatesTarget, Protocol):
     """The part of a target that training needs: states of a padded batch, and the LM head."""
 
     info: TargetInfo
-
-    def states(self, token_ids: Tensor, lengths: Tensor, taps: Sequence[int]) -> TargetOutput: ...
 
     def logits(self, last_hidden: Tensor) -> Tensor: ...
 
@@ -36,7 +35,8 @@ class TeacherTarget(Protocol):
 class Teacher:
     """Makes teacher records of answers, or finds them in `store` if they were made before.
 
-    Whether there is a store changes nothing that a block reads: fresh records go through `precision`, too.
+    Whether there is a store changes nothing that a block reads: fresh records go through `precision`, too. The target
+    runs here, or wherever `source` asks for its states; its LM head always runs here.
     """
 
     target: TeacherTarget
@@ -44,33 +44,38 @@ class Teacher:
     top_k: int = 64
     store: FeatureStore | None = None
     precision: FeaturePrecision = FeaturePrecision.BF16
+    source: StateSource | None = None
 
-    def records(self, answers: Sequence[Answer]) -> list[TeacherRecord]:
-        """One record per answer, in order; missing ones are computed together in one padded batch."""
+    def records(self, answers: Sequence[Answer], wanted: Sequence[Tensor] | None = None) -> list[TeacherRecord]:
+        """One record per answer, in order; missing ones are computed together in one padded batch.
+
+        `wanted` [R] of each answer are the response tokens whose distributions will be read: the LM head runs for
+        these alone, and the others' probabilities are NaN. Without it, and where there is a store, it runs for all.
+        """
         found = {i: record for i, a in enumerate(answers) if (record := self._stored(a)) is not None}
         missing = [i for i in range(len(answers)) if i not in found]
         if missing:
-            fresh = self._compute([answers[i] for i in missing])
+            rows = None if wanted is None or self.store is not None else [wanted[i] for i in missing]
+            fresh = self._compute([answers[i] for i in missing], rows)
             found |= {i: self._kept(answers[i], record) for i, record in zip(missing, fresh, strict=True)}
         return [found[i] for i in range(len(answers))]
 
     @torch.no_grad()
-    def _compute(self, answers: Sequence[Answer]) -> list[TeacherRecord]:
-        lengths = torch.tensor([len(a.token_ids) for a in answers])
-        tokens = torch.zeros(len(answers), int(lengths.max()), dtype=torch.long)
-        for row, answer in zip(tokens, answers, strict=True):
-            row[: len(answer.token_ids)] = torch.tensor(answer.token_ids)
-        output = self.target.states(tokens, lengths, self.taps)
-        return [
-            self._record(answer, output.features[b, : len(answer.token_ids)], output.last_hidden[b])
-            for b, answer in enumerate(answers)
-        ]
+    def _compute(self, answers: Sequence[Answer], wanted: Sequence[Tensor] | None) -> list[TeacherRecord]:
+        rows = [torch.arange(len(answer.response_ids)) for answer in answers] if wanted is None else wanted
+        # A token's distribution comes from the state before it.
+        places = [len(answer.prompt_ids) - 1 + own for answer, own in zip(answers, rows, strict=True)]
+        source = LocalStates(self.target) if self.source is None else self.source
+        found = source.states([answer.token_ids for answer in answers], places, self.taps)
+        return [self._record(*each) for each in zip(answers, rows, found, strict=True)]
 
-    def _record(self, answer: Answer, features: Tensor, last_hidden: Tensor) -> TeacherRecord:
-        first, end = len(answer.prompt_ids), len(answer.token_ids)
-        p_t = torch.softmax(self.target.logits(last_hidden[first - 1 : end - 1]), dim=-1)
+    def _record(self, answer: Answer, rows: Tensor, states: SequenceStates) -> TeacherRecord:
+        p_t = torch.softmax(self.target.logits(states.last_hidden), dim=-1)
         top = p_t.topk(min(self.top_k, p_t.shape[-1]), dim=-1)
-        return TeacherRecord(features.to(torch.bfloat16), top.indices.int(), top.values.half())
+        shape = len(answer.response_ids), top.indices.shape[1]
+        ids = torch.zeros(shape, dtype=torch.int32).index_copy_(0, rows, top.indices.int())
+        probabilities = torch.full(shape, torch.nan, dtype=torch.half).index_copy_(0, rows, top.values.half())
+        return TeacherRecord(states.features, ids, probabilities)
 
     def _stored(self, answer: Answer) -> TeacherRecord | None:
         tensors = None if self.store is None else self.store.read(token_digest(answer))

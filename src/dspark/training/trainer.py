@@ -16,7 +16,7 @@ from dspark.data.answers import AnswerSplit
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.targets.registry import parse_dtype
 from dspark.training.algorithms.registry import algorithm_named
-from dspark.training.batches import Batch, batch_indices, make_batch
+from dspark.training.batches import Batch, batch_indices, draw_anchors, gather_batch, make_batch, taught_tokens
 from dspark.training.checkpoints import Checkpoints
 from dspark.training.export import Measured
 from dspark.training.forced_loss import Objective
@@ -160,9 +160,10 @@ class Trainer:
         data, seed = self.recipe.data, self.recipe.seed
         chosen = batch_indices(len(self.answers.train), data.answers_per_step, self._lengths, seed, step)
         answers = [self.answers.train[index] for index in chosen]
-        records = self.teacher.records(answers)
         gamma = self.recipe.block_size(step)
-        return make_batch(answers, records, data.anchors_per_answer, gamma, self._draft_index, seed * 1_000_003 + step)
+        places = draw_anchors(answers, data.anchors_per_answer, seed * 1_000_003 + step)
+        taught = [taught_tokens(answer, own, gamma) for answer, own in zip(answers, places, strict=True)]
+        return gather_batch(answers, self.teacher.records(answers, taught), places, gamma, self._draft_index)
 
     def _resume(self) -> int:
         point = resume_point(self.directory, self.recipe, self.teacher.target.info)
