@@ -111,7 +111,7 @@ def gather_batch(
 
 def taught_tokens(answer: Answer, places: Tensor, gamma: int) -> Tensor:
     """Ascending response tokens, counted from 0, that blocks of `gamma` slots at anchors `places` are taught."""
-    positions = (places[:, None] + torch.arange(1, gamma + 1)).flatten().unique()
+    positions: Tensor = torch.unique((places[:, None] + torch.arange(1, gamma + 1)).flatten())
     return positions[positions < len(answer.token_ids)] - len(answer.prompt_ids)
 
 

@@ -92,7 +92,7 @@ class RemoteStates:
         self.channel.send(torch.tensor([*lengths, *counts, *tokens, *torch.cat(list(places)).tolist()]).int())
         features = self.channel.receive((len(tokens), len(taps) * self.width), torch.bfloat16)
         last_hidden = self.channel.receive((sum(counts), self.width), self.dtype)
-        pairs = zip(features.split(lengths), last_hidden.split(counts), strict=True)
+        pairs = zip(torch.split(features, lengths), torch.split(last_hidden, counts), strict=True)
         return [SequenceStates(own, hidden) for own, hidden in pairs]
 
     def close(self) -> None:
@@ -114,9 +114,9 @@ class StateServer:
         if count == 0:
             return False
         body = channel.receive((2 * count + tokens + rows,), torch.int32).long()
-        lengths, counts, ids, places = body.split([count, count, tokens, rows])
-        sequences = [own.tolist() for own in ids.split(lengths.tolist())]
-        found = self.source.states(sequences, places.split(counts.tolist()), self.taps)
+        lengths, counts, ids, places = torch.split(body, [count, count, tokens, rows])
+        sequences = [own.tolist() for own in torch.split(ids, lengths.tolist())]
+        found = self.source.states(sequences, torch.split(places, counts.tolist()), self.taps)
         channel.send(torch.cat([states.features for states in found]))
         channel.send(torch.cat([states.last_hidden for states in found]).to(self.dtype))
         return True

@@ -10,15 +10,15 @@ from dspark.types import TargetInfo
 
 _CHANGEABLE = frozenset({
     "optimiser.total_steps", "optimiser.cooldown_steps", "optimiser.max_bad_steps", "blocks",
-    "data.answers", "data.max_temperature", "data.max_length",
+    "data.answers", "data.max_temperature", "data.max_length", "data.micro_batches",
 })  # fmt: skip
 
 
 def identity_of(recipe: Recipe, info: TargetInfo) -> dict[str, Any]:
     """Every setting by its dotted key, and the target's weights hash, as JSON values.
 
-    What a continued training may change is left out: its length, its block curriculum, more or other answers, and how
-    it is watched.
+    What a continued training may change is left out: its length, its block curriculum, more or other answers, how they
+    are divided, and how it is watched.
     """
     tree = recipe.model_dump(mode="json")
     start = recipe.drafter.start_from

@@ -31,7 +31,8 @@ class SparseTeacher:
 class LossTerms:
     """Weighted means of the terms, their sum `total`, and the unweighted acceptance 1 - TV [N] (detached).
 
-    `agreement` [N] is `greedy_agreement`, where it was asked for.
+    `weight` is the sum of the slots' weights: terms of several batches are averaged by it. `agreement` [N] is
+    `greedy_agreement`, where it was asked for.
     """
 
     total: Tensor
@@ -39,6 +40,7 @@ class LossTerms:
     total_variation: Tensor
     confidence: Tensor
     acceptance: Tensor
+    weight: Tensor
     agreement: Tensor | None = None
 
 
@@ -100,7 +102,9 @@ def loss_of_log_probs(
 ) -> LossTerms:
     """`sparse_loss` of a draft whose log-probabilities [N, K] of the teacher's tokens are known."""
     w = torch.exp(-slots.float() / coefficients.decay)
-    w = w / w.sum()
+    weight = w.sum()
+    # A batch without any supervised slot has the loss 0, not 0 / 0.
+    w = w / weight.clamp(min=torch.finfo(w.dtype).tiny)
     p_t = teacher.probabilities
     cross_entropy = (w * -(p_t * log_p_d).sum(-1)).sum()
     overlap = torch.minimum(p_t, log_p_d.exp()).sum(-1)
@@ -116,4 +120,4 @@ def loss_of_log_probs(
         + coefficients.l1 * total_variation
         + coefficients.confidence * confidence
     )
-    return LossTerms(total, cross_entropy.detach(), total_variation.detach(), confidence.detach(), acceptance)
+    return LossTerms(total, cross_entropy.detach(), total_variation.detach(), confidence.detach(), acceptance, weight)

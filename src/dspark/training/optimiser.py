@@ -7,6 +7,7 @@ in neural networks" (2024); torch's own implementation runs.
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn, optim
 
 from dspark.training.recipe import OptimiserSection
@@ -50,7 +51,7 @@ class Optimiser:
     def restore(self, parameter: Tensor, moments: dict[str, Tensor], updates: int) -> None:
         """Put back what `moments` returned after that many updates."""
         part = self._part(parameter)
-        clock = {_CLOCK: parameter.new_tensor(float(updates))} if isinstance(part, optim.AdamW) else {}
+        clock = {_CLOCK: torch.tensor(float(updates), device=parameter.device)} if isinstance(part, optim.AdamW) else {}
         part.state[parameter] = clock | moments
 
     def _part(self, parameter: Tensor) -> optim.Optimizer:

@@ -18,12 +18,17 @@ from dspark.training.drafter_section import DrafterSection, Section
 
 
 class DataSection(Section):
-    """Which answers are read, how much of them one optimiser step sees, and how precise the target's features are."""
+    """Which answers are read, and how much of them one optimiser step sees, and how precise features are.
+
+    A step's answers are divided among processes, and each process's share in `micro_batches` that run one after the
+    other: less memory, the same step but for rounding.
+    """
 
     answers: Path
     max_temperature: float = Field(1.0, ge=0)
     max_length: int = Field(512, ge=32)
     answers_per_step: int = Field(4, ge=1)
+    micro_batches: int = Field(1, ge=1)
     anchors_per_answer: int = Field(64, ge=1)
     held_out: int = Field(16, ge=0)
     teacher_top_k: int = Field(64, ge=1)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from dspark.training.objective import LossTerms
@@ -62,29 +62,30 @@ class ShardedReplica:
     def __init__(self, drafter: nn.Module, world: World) -> None:
         self._pass = _Pass(drafter)
         # Gradients are summed: a step divides them itself, by the weight of its slots and not by a count of processes.
-        fully_shard(self._pass, mesh=world.mesh())
-        self._pass.set_gradient_divide_factor(1.0)
+        self._shards: FSDPModule = fully_shard(self._pass, mesh=world.mesh())
+        self._shards.set_gradient_divide_factor(1.0)
         # Gloo has no scaled sums, and a factor of one needs none.
-        self._pass.set_force_sum_reduction_for_comms(True)
+        self._shards.set_force_sum_reduction_for_comms(True)
 
     def loss(self, function: Loss, *arguments: Any) -> LossTerms:
         """See `Replica`."""
-        total, terms = self._pass(function, *arguments)
+        found: tuple[Tensor, LossTerms] = self._pass(function, *arguments)
+        total, terms = found
         return replace(terms, total=total)
 
     def backward(self, total: Tensor, last: bool) -> None:
         """See `Replica`."""
-        self._pass.set_requires_gradient_sync(last)
+        self._shards.set_requires_gradient_sync(last)
         total.backward()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def whole(self) -> Iterator[None]:
         """See `Replica`."""
-        self._pass.unshard()
+        self._shards.unshard()
         try:
             yield
         finally:
-            self._pass.reshard()
+            self._shards.reshard()
 
 
 class _Pass(nn.Module):

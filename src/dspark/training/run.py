@@ -10,6 +10,7 @@ from dspark.drafters.drafter_module import DrafterModule
 from dspark.errors import CompatibilityError
 from dspark.training.checkpoints import BEST
 from dspark.training.export import export_drafter
+from dspark.training.hidden_states import StateSource
 from dspark.training.on_policy import OnPolicyProbe, OnPolicyResult, build_probe
 from dspark.training.progress import Progress
 from dspark.training.recipe import Recipe
@@ -19,6 +20,7 @@ from dspark.training.step import StepResult
 from dspark.training.stopping import Best
 from dspark.training.trainable_target import TrainableTarget
 from dspark.training.trainer import Cadence, Trainer
+from dspark.training.world import ALONE, World
 from dspark.types import Drafter
 
 DRAFTER_DIRECTORY = "drafter"
@@ -76,11 +78,16 @@ def train(
     teacher_directory: Path | None = None,
     cadence: Cadence | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
+    world: World = ALONE,
+    source: StateSource | None = None,
 ) -> TrainReport:
     """Train the recipe's drafter for `target` in `directory`, resuming what is there, and export it to `drafter/`.
 
     `teacher_directory` keeps the target's features and laws on disk for later epochs and runs. The drafter is exported
     also when the run was stopped before its last step.
+
+    Every process of a `world` calls this with the same arguments; the leading one reports what was measured. With
+    `source`, the hidden states of the answers come from there, and `target` gives its weights and its LM head.
 
     Raises:
         CompatibilityError: the recipe names another target, or `directory` holds a run of something else.
@@ -97,21 +104,25 @@ def train(
     )
     split = split_answers(answers, data.held_out)
     recipe = recipe.settled(len(split.train))
-    teacher = teacher_of(recipe, target, teacher_directory)
+    teacher = teacher_of(recipe, target, teacher_directory, source)
     point = resume_point(directory, recipe, target.info)
     drafter = (
         build_drafter(recipe, target, split.train, teacher)
         if point is None
         else resumed_drafter(recipe, target, answers, point.state)
     )
-    probe = on_policy_probe(recipe, target, split, directory, drafter)
-    trainer = Trainer(recipe, drafter, teacher, split, directory, cadence or Cadence(), watch, probe)
+    probe = on_policy_probe(recipe, target, split, directory, drafter) if world.leads else None
+    parameters = trained_parameters(drafter)
+    trainer = Trainer(recipe, drafter, teacher, split, directory, cadence or Cadence(), watch, probe, world)
     step = trainer.run()
     measured = trainer.measure()
     exported = directory / DRAFTER_DIRECTORY
-    export_drafter(drafter, exported, recipe, target.info, step, measured)
+    with trainer.replica.whole():
+        if world.leads:
+            export_drafter(drafter, exported, recipe, target.info, step, measured)
+        world.wait()
     return TrainReport(
-        directory, exported, step, trainer.finished, trained_parameters(drafter), measured.held_out,
+        directory, exported, step, trainer.finished, parameters, measured.held_out,
         measured.on_policy, trainer.best, trainer.stopped_early, trainer.bad.total,
     )  # fmt: skip
 

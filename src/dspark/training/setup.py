@@ -15,6 +15,7 @@ from dspark.drafters.registry import load_drafter
 from dspark.errors import CompatibilityError
 from dspark.training.algorithms.algorithm import Material
 from dspark.training.algorithms.registry import algorithm_named
+from dspark.training.hidden_states import StateSource
 from dspark.training.recipe import Recipe
 from dspark.training.state import TrainingState
 from dspark.training.teacher import Teacher, TeacherTarget, teacher_store
@@ -74,9 +75,16 @@ def differences(found: Any, expected: Any) -> list[str]:
     return [f.name for f in fields(expected) if getattr(found, f.name) != getattr(expected, f.name)]
 
 
-def teacher_of(recipe: Recipe, target: TeacherTarget, directory: Path | None) -> Teacher:
-    """The recipe's teacher, keeping its records in `directory` if one is given."""
-    taps, top_k = algorithm_named(recipe.algorithm).taps(recipe.drafter), recipe.data.teacher_top_k
+def teacher_of(
+    recipe: Recipe, target: TeacherTarget, directory: Path | None, source: StateSource | None = None
+) -> Teacher:
+    """The recipe's teacher, keeping its records in `directory` if one is given, its states those of `source` if any."""
+    taps, top_k = taps_of(recipe), recipe.data.teacher_top_k
     precision = FeaturePrecision(recipe.data.feature_precision)
     store = None if directory is None else teacher_store(directory, target.info, taps, top_k, precision)
-    return Teacher(target, taps, top_k, store, precision)
+    return Teacher(target, taps, top_k, store, precision, source)
+
+
+def taps_of(recipe: Recipe) -> tuple[int, ...]:
+    """The target's layers that the recipe's drafter reads."""
+    return algorithm_named(recipe.algorithm).taps(recipe.drafter)

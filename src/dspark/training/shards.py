@@ -5,15 +5,16 @@ of a lone process.
 """
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
-from dspark.errors import FormatError
 from dspark.training.world import World
 
 PATTERN = "*.safetensors"
@@ -21,8 +22,8 @@ PATTERN = "*.safetensors"
 
 def save_shards(directory: Path, tensors: Mapping[str, Tensor], world: World) -> None:
     """Write this process's shards of `tensors` to `directory`, together with all processes of `world`."""
-    writer = checkpoint.HuggingFaceStorageWriter(str(directory), save_distributed=True)
-    checkpoint.save(dict(tensors), storage_writer=writer, process_group=world.group)
+    writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
+    save(dict(tensors), storage_writer=writer, process_group=world.group)
 
 
 def load_shards(directory: Path, parameters: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
@@ -31,14 +32,14 @@ def load_shards(directory: Path, parameters: Mapping[str, Tensor], world: World)
     Names are `kind.parameter`. A tensor of no parameter, or of another shape or dtype than its parameter, comes without
     its values, on the meta device.
     """
-    reader = checkpoint.HuggingFaceStorageReader(str(directory))
+    reader = HuggingFaceStorageReader(str(directory))
     stored = reader.read_metadata().state_dict_metadata
     found = {name: _room(name, entry, parameters) for name, entry in stored.items()}
     wanted = {name: room for name, room in found.items() if not room.is_meta}
     with warnings.catch_warnings():
         # A lone process is what it is told to expect.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        checkpoint.load(wanted, storage_reader=reader, process_group=world.group, no_dist=world.group is None)
+        load(wanted, storage_reader=reader, process_group=world.group, no_dist=world.group is None)
     return found
 
 
@@ -48,10 +49,3 @@ def _room(name: str, stored: object, parameters: Mapping[str, Tensor]) -> Tensor
     if parameter is None or stored.size != parameter.shape or stored.properties.dtype != parameter.dtype:
         return torch.empty(stored.size, dtype=stored.properties.dtype, device="meta")
     return torch.empty_like(parameter, requires_grad=False)
-
-
-def check_complete(directory: Path, expected: Iterable[str]) -> None:
-    """Raises FormatError, naming them, when files of `expected` are not in `directory`: no shard may be left out."""
-    missing = sorted(name for name in expected if not (directory / name).is_file())
-    if missing:
-        raise FormatError(f"{directory} lacks {', '.join(missing)}. Restore them, or remove it to start afresh.")

@@ -1,11 +1,12 @@
 """Training state on disk: weights, optimiser moments and where the run stands, written so that a kill loses nothing.
 
-Every random choice of a run is a function of (seed, step), so this is the whole state. No pickle.
+Every random choice of a run is a function of (seed, step), so this is the whole state. No pickle. A lone process writes
+one file of tensors, several write their shards; any number of processes reads either.
 """
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,12 @@ from torch import Tensor
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.errors import CompatibilityError, FormatError
 from dspark.training.optimiser import Optimiser
+from dspark.training.shards import PATTERN, load_shards, save_shards
+from dspark.training.world import ALONE, World
 
 TENSORS, HEADER, VOCABULARY = "tensors.safetensors", "state.json", "draft_token_ids"
+FILES = "files"
+"""The key of a header that names all files of tensors; early states have `TENSORS` alone, and no such key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +49,52 @@ class TrainingState:
         return self.step - self.skipped
 
 
-def save_state(directory: Path, drafter: DrafterModule, optimiser: Optimiser, state: TrainingState) -> None:
-    """Replace the state in `directory`; a kill at any moment leaves the old one or the new one to be found."""
+def save_state(
+    directory: Path, drafter: DrafterModule, optimiser: Optimiser, state: TrainingState, world: World = ALONE
+) -> None:
+    """Replace the state in `directory`; a kill at any moment leaves the old one or the new one to be found.
+
+    All processes of `world` call this together; the first of them moves directories.
+    """
+    partial = directory.with_name(directory.name + ".partial")
+    world.wait()
+    if world.leads:
+        _make_room(directory, partial)
+    world.wait()
+    tensors = _tensors(drafter, optimiser, state)
+    if world.group is None:
+        save_file(tensors, partial / TENSORS)
+    else:
+        save_shards(partial, tensors, world)
+    world.wait()
+    if world.leads:
+        _write_header(partial, state)
+        _swap(directory, partial)
+    world.wait()
+
+
+def _make_room(directory: Path, partial: Path) -> None:
     old = _old(directory)
     if _surviving(directory) == old:
         old.rename(directory)
-    partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    save_file(_tensors(drafter, optimiser, state), partial / TENSORS)
+
+
+def _write_header(partial: Path, state: TrainingState) -> None:
     header = {
         "step": state.step,
         "skipped": state.skipped,
         "skipped_in_a_row": state.skipped_in_a_row,
         "cooldown_start": state.cooldown_start,
         "identity": state.identity,
+        FILES: sorted(path.name for path in partial.glob(PATTERN)),
     }
     (partial / HEADER).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
+
+
+def _swap(directory: Path, partial: Path) -> None:
+    old = _old(directory)
     shutil.rmtree(old, ignore_errors=True)
     if directory.exists():
         directory.rename(old)
@@ -79,9 +113,8 @@ def read_state(directory: Path) -> TrainingState | None:
         return None
     try:
         header = json.loads((directory / HEADER).read_text(encoding="utf-8"))
-        with safe_open(directory / TENSORS, framework="pt") as tensors:
-            kept = tensors.get_tensor(VOCABULARY) if VOCABULARY in tensors.keys() else None  # noqa: SIM118
         step, identity = int(header["step"]), header.get("identity")
+        kept = _stored_vocabulary([directory / name for name in header.get(FILES, [TENSORS])])
         began = header.get("cooldown_start") if "identity" in header else _early_cooldown_start(directory)
         skipped, in_a_row = int(header.get("skipped", 0)), int(header.get("skipped_in_a_row", 0))
         return TrainingState(step, began, identity, kept, skipped, in_a_row)
@@ -89,8 +122,22 @@ def read_state(directory: Path) -> TrainingState | None:
         raise FormatError(f"{directory} is not a training state: {error}. Remove it to start afresh.") from error
 
 
-def load_state(directory: Path, drafter: DrafterModule, optimiser: Optimiser) -> TrainingState | None:
+def _stored_vocabulary(files: Sequence[Path]) -> Tensor | None:
+    """The draft vocabulary, which one of the files may hold. Opens them all, so that none is missing or cut short."""
+    kept = None
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            if VOCABULARY in tensors.keys():  # noqa: SIM118
+                kept = tensors.get_tensor(VOCABULARY)
+    return kept
+
+
+def load_state(
+    directory: Path, drafter: DrafterModule, optimiser: Optimiser, world: World = ALONE
+) -> TrainingState | None:
     """Restore `drafter` and `optimiser` in place, bit for bit; None, and nothing done, if there is no state yet.
+
+    All processes of `world` call this together; it need not be as large as the one that saved.
 
     Raises:
         CompatibilityError: the drafter has other parameters, or another draft vocabulary.
@@ -100,7 +147,7 @@ def load_state(directory: Path, drafter: DrafterModule, optimiser: Optimiser) ->
     if state is None:
         return None
     _check_vocabulary(directory, drafter, state)
-    tensors = load_file(_surviving(directory) / TENSORS)
+    tensors = _load_tensors(_surviving(directory), drafter, world)
     tensors.pop(VOCABULARY, None)
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
@@ -111,6 +158,13 @@ def load_state(directory: Path, drafter: DrafterModule, optimiser: Optimiser) ->
             "The recipe has changed: use another output directory."
         )
     return state
+
+
+def _load_tensors(directory: Path, drafter: DrafterModule, world: World) -> dict[str, Tensor]:
+    file = directory / TENSORS
+    if world.group is None and file.is_file():
+        return load_file(file)
+    return load_shards(directory, dict(drafter.named_parameters()), world)
 
 
 def _old(directory: Path) -> Path:

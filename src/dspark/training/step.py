@@ -1,17 +1,21 @@
 """One training step of a drafter: forward over packed blocks, sparse loss, backward, clipped AdamW update."""
 
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.errors import NumericalError
 from dspark.training.batches import Batch
 from dspark.training.forced_loss import BatchLoss, Objective, forced_loss
-from dspark.training.objective import LossTerms
 from dspark.training.optimiser import Optimiser
+from dspark.training.replica import Replica, clip_gradients
+from dspark.training.step_sums import StepSums, conditional_acceptance
+from dspark.training.world import ALONE, World
 
 
 class DivergenceError(NumericalError):
@@ -47,27 +51,56 @@ class StepResult:
 
 
 def train_step(
-    drafter: DrafterModule,
+    replica: Replica,
     optimiser: Optimiser,
-    batch: Batch,
+    batches: Iterable[Batch],
     objective: Objective,
     rate: float,
     clip: float,
     loss: BatchLoss = forced_loss,
+    world: World = ALONE,
 ) -> StepResult:
-    """Update `drafter` once at learning rate `rate`. Raises DivergenceError before a bad update, never after."""
+    """Update the drafter once at learning rate `rate`, by the mean loss over all slots of all processes' `batches`.
+
+    Raises DivergenceError, in every process, before a bad update, never after.
+    """
     optimiser.set_rate(rate)
     optimiser.zero_grad()
-    terms = loss(drafter, batch, objective)
-    terms.total.backward()  # type: ignore[no-untyped-call]
-    norm = nn.utils.clip_grad_norm_(optimiser.parameters, clip)
-    if not torch.isfinite(terms.total) or not torch.isfinite(norm):
+    sums = accumulate(replica, batches, objective, loss)
+    sums = sums.over(world)
+    for parameter in optimiser.parameters:
+        if parameter.grad is not None:
+            parameter.grad.div_(sums.weight)
+    norm = float(clip_gradients(optimiser.parameters, clip))
+    result = _result(sums, norm)
+    if not math.isfinite(result.loss) or not math.isfinite(norm):
         raise DivergenceError(
-            f"Loss {float(terms.total.detach())} with gradient norm {float(norm)}: "
+            f"Loss {result.loss} with gradient norm {norm}: "
             "lower optimiser.learning_rate and train in another output directory."
         )
     optimiser.step()
-    return _result(terms, batch, float(norm))
+    return result
+
+
+def accumulate(replica: Replica, batches: Iterable[Batch], objective: Objective, loss: BatchLoss) -> StepSums:
+    """Forward and backward passes of all `batches` of this process; gradients are sums over slots, not yet means."""
+    sums: StepSums | None = None
+    for batch, last in _marked(batches):
+        terms = replica.loss(loss, batch, objective)
+        replica.backward(terms.total * terms.weight, last)
+        own = StepSums.of(terms, batch)
+        sums = own if sums is None else sums + own
+    assert sums is not None, "a step needs a batch"
+    return sums
+
+
+def _marked(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the last; one is made while the one before it waits."""
+    iterator = iter(batches)
+    ahead = next(iterator, None)
+    while ahead is not None:
+        batch, ahead = ahead, next(iterator, None)
+        yield batch, ahead is None
 
 
 @torch.no_grad()
@@ -78,29 +111,12 @@ def evaluate_step(
     terms = loss(drafter, batch, objective, greedy=True)
     agreed = terms.agreement
     greedy = None if agreed is None else conditional_acceptance(agreed, batch.supervised)
-    return replace(_result(terms, batch, 0.0), greedy_acceptance=greedy)
+    return replace(_result(StepSums.of(terms, batch), 0.0), greedy_acceptance=greedy)
 
 
-def _result(terms: LossTerms, batch: Batch, norm: float) -> StepResult:
-    return StepResult(
-        loss=float(terms.total.detach()),
-        cross_entropy=float(terms.cross_entropy),
-        total_variation=float(terms.total_variation),
-        confidence=float(terms.confidence),
-        acceptance=conditional_acceptance(terms.acceptance, batch.supervised),
-        gradient_norm=norm,
-    )
-
-
-def conditional_acceptance(accepted: Tensor, supervised: Tensor) -> Tensor:
-    """Mean [gamma] of slot k's chance to be accepted, each block weighing as much as it survives up to k.
-
-    `accepted` [N] holds the chances of the `supervised` [A, gamma] slots, a prefix of each block.
-    """
-    chances = accepted.new_zeros(supervised.shape).masked_scatter_(supervised, accepted)
-    survival = chances.cumprod(1)
-    reached = torch.cat([torch.ones_like(survival[:, :1]), survival[:, :-1]], 1) * supervised
-    return survival.sum(0) / reached.sum(0)
+def _result(sums: StepSums, norm: float) -> StepResult:
+    loss, cross_entropy, total_variation, confidence = sums.means
+    return StepResult(loss, cross_entropy, total_variation, confidence, sums.acceptance, norm)
 
 
 def _rounded(rates: Tensor) -> list[float]:

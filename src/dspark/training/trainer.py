@@ -12,8 +12,9 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from dspark.data.answers import AnswerSplit
+from dspark.data.answers import Answer, AnswerSplit
 from dspark.drafters.drafter_module import DrafterModule
+from dspark.errors import ConfigError
 from dspark.targets.registry import parse_dtype
 from dspark.training.algorithms.registry import algorithm_named
 from dspark.training.batches import Batch, batch_indices, draw_anchors, gather_batch, make_batch, taught_tokens
@@ -26,11 +27,13 @@ from dspark.training.on_policy import OnPolicyProbe
 from dspark.training.optimiser import build_optimiser
 from dspark.training.progress import Progress, Watcher
 from dspark.training.recipe import Recipe
+from dspark.training.replica import replica_of
 from dspark.training.resume import STABLE, STATE, resume_point
 from dspark.training.state import TrainingState, load_state, read_state, save_state
 from dspark.training.step import DivergenceError, StepResult, evaluate_step, train_step
 from dspark.training.stopping import BadSteps, Best
 from dspark.training.teacher import Teacher
+from dspark.training.world import ALONE, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,9 @@ class Trainer:
 
     With a `probe`, evaluations also decode, and its tau is the accepted length that counts. Every random choice
     depends on (seed, step) alone, so a resumed run repeats an uninterrupted one bit for bit.
+
+    Every process of a `world` has a trainer of the same recipe, and all do the same in the same order. The leading one
+    alone measures, writes and is watched.
     """
 
     def __init__(
@@ -58,9 +64,13 @@ class Trainer:
         cadence: Cadence = Cadence(),
         watch: Watcher = lambda progress: None,
         probe: OnPolicyProbe | None = None,
+        world: World = ALONE,
     ) -> None:
+        check_division(recipe, len(answers.train), world)
         self.recipe = recipe
         self.drafter = drafter
+        self.world = world
+        self.replica = replica_of(drafter, world)
         self.teacher = teacher
         self.answers = answers
         self.directory = directory
@@ -85,10 +95,13 @@ class Trainer:
         resumed = self.step = self._resume()
         saved = time.monotonic()
         with _stop_requests() as stop_requested:
-            while not self.finished and not stop_requested():
+            stop = False
+            while not self.finished and not stop:
                 self._keep_uncooled()
                 self._advance()
-                if time.monotonic() - saved > self.cadence.save_seconds:
+                due = time.monotonic() - saved > self.cadence.save_seconds
+                stop, due = self.world.any(stop_requested(), due)
+                if due:
                     self._save(STATE)
                     saved = time.monotonic()
         if self.step != resumed:
@@ -109,30 +122,48 @@ class Trainer:
         started, started_cpu = time.monotonic(), time.process_time()
         optimiser = self.recipe.optimiser
         rate = optimiser.rate(self.step)
-        result, skipped = self._train(self._batch(self.step), rate)
+        result, skipped = self._train(self.batches(self.step), rate)
         if optimiser.cools(self.step):
             self._cooldown_start = optimiser.cooldown_start
         self.step += 1
         every = self.cadence.evaluate_steps or self.recipe.evaluation.every_steps
         due = self.step % every == 0 or self.step == optimiser.total_steps
         measured = self.measure() if due else Measured()
-        if measured.tau is not None:
-            self.best = self.best.after(self.step, measured.tau)
+        if due:
+            self._rank(measured)
         progress = Progress(
             self.step, optimiser.total_steps, result, measured.held_out, time.monotonic() - started,
             measured.on_policy, time.process_time() - started_cpu, rate, self.best, self.bad, skipped,
         )  # fmt: skip
-        self.log.append({"time": time.time(), **progress.row()})
-        if measured.tau is not None:
-            self._checkpoints.evaluated(self.drafter, self.step, measured, self.best)
-        self.watch(progress)
+        if self.world.leads:
+            self.log.append({"time": time.time(), **progress.row()})
+        if due:
+            self._keep(measured)
+        if self.world.leads:
+            self.watch(progress)
         self.bad.check(optimiser.max_bad_steps, skipped)
 
-    def _train(self, batch: Batch, rate: float) -> tuple[StepResult | None, str]:
+    def _rank(self, measured: Measured) -> None:
+        """Tell every process the accepted length that the leading one measured: it decides when to stop."""
+        tau = measured.tau
+        told = torch.tensor([0.0 if tau is None else 1.0, tau or 0.0], dtype=torch.float64)
+        known, value = self.world.sum(told).tolist()
+        if known:
+            self.best = self.best.after(self.step, value)
+
+    def _keep(self, measured: Measured) -> None:
+        with self.replica.whole():
+            if measured.tau is not None:
+                self._checkpoints.evaluated(self.drafter, self.step, measured, self.best)
+            self.world.wait()
+
+    def _train(self, batches: Iterator[Batch], rate: float) -> tuple[StepResult | None, str]:
         """A step's figures; or None and why, if it was not finite and so changed nothing."""
         clip = self.recipe.optimiser.clip
         try:
-            result = train_step(self.drafter, self.optimiser, batch, self.objective, rate, clip, self.loss)
+            result = train_step(
+                self.replica, self.optimiser, batches, self.objective, rate, clip, self.loss, self.world
+            )
         except DivergenceError as error:
             self.bad = self.bad.bad()
             return None, str(error)
@@ -140,11 +171,16 @@ class Trainer:
         return result, ""
 
     def measure(self) -> Measured:
-        """Everything that evaluations measure, at the present step; measured once."""
+        """Everything that evaluations measure, at the present step; measured once, and by the leading process alone."""
         if self._measured is None or self._measured[0] != self.step:
-            on_policy = None if self.probe is None else self.probe(self.drafter)
-            self._measured = (self.step, Measured(self.evaluate(), on_policy))
+            with self.replica.whole():
+                self._measured = (self.step, self._measure() if self.world.leads else Measured())
+                self.world.wait()
         return self._measured[1]
+
+    def _measure(self) -> Measured:
+        on_policy = None if self.probe is None else self.probe(self.drafter)
+        return Measured(self.evaluate(), on_policy)
 
     def evaluate(self) -> StepResult | None:
         """Teacher-forced figures on the held-out answers at the full block size, None without such answers."""
@@ -156,23 +192,30 @@ class Trainer:
             self._held_out_batch = make_batch(self.answers.held_out, records, 32, gamma, self._draft_index, 0)
         return evaluate_step(self.drafter, self._held_out_batch, self.objective, self.loss)
 
-    def _batch(self, step: int) -> Batch:
+    def batches(self, step: int) -> Iterator[Batch]:
+        """This process's micro-batches of `step`, each made when its turn comes."""
         data, seed = self.recipe.data, self.recipe.seed
         chosen = batch_indices(len(self.answers.train), data.answers_per_step, self._lengths, seed, step)
         answers = [self.answers.train[index] for index in chosen]
-        gamma = self.recipe.block_size(step)
         places = draw_anchors(answers, data.anchors_per_answer, seed * 1_000_003 + step)
+        parts, gamma = self.world.size * data.micro_batches, self.recipe.block_size(step)
+        for part in self.world.parts(data.micro_batches):
+            yield self._gather(answers[part::parts], places[part::parts], gamma)
+
+    def _gather(self, answers: list[Answer], places: list[Tensor], gamma: int) -> Batch:
         taught = [taught_tokens(answer, own, gamma) for answer, own in zip(answers, places, strict=True)]
         return gather_batch(answers, self.teacher.records(answers, taught), places, gamma, self._draft_index)
 
     def _resume(self) -> int:
         point = resume_point(self.directory, self.recipe, self.teacher.target.info)
-        state = None if point is None else load_state(point.directory, self.drafter, self.optimiser)
+        state = None if point is None else load_state(point.directory, self.drafter, self.optimiser, self.world)
         if state is None:
             state = TrainingState(0)
         self._cooldown_start = state.cooldown_start
         self.bad = BadSteps(state.skipped, state.skipped_in_a_row)
-        self.log.keep_until(state.step)
+        if self.world.leads:
+            self.log.keep_until(state.step)
+        self.world.wait()
         self.best = Best.of(self.log.rows())
         return state.step
 
@@ -188,11 +231,21 @@ class Trainer:
         identity = identity_of(self.recipe, self.teacher.target.info)
         kept = self.drafter.draft_token_ids
         state = TrainingState(self.step, self._cooldown_start, identity, kept, self.bad.total, self.bad.in_a_row)
-        save_state(self.directory / name, self.drafter, self.optimiser, state)
+        save_state(self.directory / name, self.drafter, self.optimiser, state, self.world)
 
     @property
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.directory, self.recipe, self.teacher.target.info)
+
+
+def check_division(recipe: Recipe, answers: int, world: World) -> None:
+    """Raises ConfigError when a step has too few answers for every micro-batch of every process to get one."""
+    parts, found = world.size * recipe.data.micro_batches, min(recipe.data.answers_per_step, answers)
+    if found < parts:
+        raise ConfigError(
+            f"A step of {found} answers cannot be divided in {world.size} processes x {recipe.data.micro_batches} "
+            f"micro-batches. Raise data.answers_per_step to {parts} or more, or lower data.micro_batches."
+        )
 
 
 def _objective(recipe: Recipe) -> Objective:
