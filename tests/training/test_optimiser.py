@@ -46,7 +46,7 @@ def test_bfloat16_products_give_float32_gradients_near_the_exact_ones(chunk: int
     found = {}
     for precision in (torch.float32, torch.bfloat16):
         drafter.zero_grad()
-        terms = forced_loss(drafter, batch, Objective(recipe.loss.coefficients, chunk, precision))
+        terms = forced_loss(drafter, batch, Objective(recipe.loss.coefficients(3), chunk, precision))
         terms.total.backward()
         assert terms.total.dtype is torch.float32
         assert all(p.grad.dtype is torch.float32 for p in drafter.parameters())
