@@ -30,7 +30,7 @@ SURFACE = {
         "--block-verification",
         "--json",
     },
-    "train": {"--output", "--set", "--target", "--features", "--log", "--json"},
+    "train": {"--output", "--set", "--target", "--features", "--log", "--target-ranks", "--json"},
     "data regenerate": {
         "--output",
         "--split",

@@ -28,6 +28,7 @@ EPILOG = examples(
     "dspark train recipes/smollm2-135m-dspark.yaml --output runs/dspark",
     "dspark train recipe.yaml --output runs/long --set optimiser.total_steps=20000",
     "dspark train recipe.yaml --output runs/dspark --features runs/features --json",
+    "torchrun --nproc-per-node 3 -m dspark train recipe.yaml --output runs/dspark --target-ranks 1",
     "dspark train recipe.yaml --output runs/dspark --log tensorboard --set evaluation.patience=10",
 )
 
@@ -58,37 +59,51 @@ def train(
         list[Dashboard] | None,
         typer.Option("--log", help="Also show the run in this; may be given again.", show_default=False),
     ] = None,
+    target_ranks: Annotated[
+        int,
+        typer.Option(
+            "--target-ranks", metavar="N", min=0, help="How many of torchrun's processes run the target for the others."
+        ),
+    ] = 0,
     json: JsonOption = False,
 ) -> None:
     """Train a drafter for a target. Ctrl-C saves the state; the same command goes on from there.
 
-    DIR gets the drafter of the last step, the best one (best/), metrics.jsonl and curves.png.
+    DIR gets the drafter of the last step, the best one (best/), metrics.jsonl and curves.png. Started by torchrun, the
+    processes share the drafter's training.
     """
     from dspark.nn.kernel_choice import resolve_precision, sequence_kernel
     from dspark.training.curves import draw_run
+    from dspark.training.job import take_part
+    from dspark.training.placement import joined
     from dspark.training.recipe import read_recipe
-    from dspark.training.run import train as run_training
     from dspark.training.watchers import open_watchers
 
     plan = read_recipe(recipe, tuple(overrides or ()))
-    watchers = open_watchers(log or (), output)
-    with console.status(f"Loading {plan.target} ...", quiet=json):
-        model = open_native_target(target or plan.target, sequence_kernel(resolve_precision(plan.precision)))
-    with training_bar(quiet=json) as show:
+    with joined(target_ranks) as placement:
+        quiet = json or not placement.leads
+        watchers = open_watchers(log or (), output) if placement.leads else ()
+        with console.status(f"Loading {plan.target} ...", quiet=quiet):
+            model = open_native_target(target or plan.target, sequence_kernel(resolve_precision(plan.precision)))
+        with training_bar(quiet=quiet) as show:
 
-        def watch(progress: "Progress") -> None:
-            for each in (show, *watchers):
-                each(progress)
+            def watch(progress: "Progress") -> None:
+                for each in (show, *watchers):
+                    each(progress)
 
-        report = run_training(plan, model, output, features, watch=watch)
-    picture = draw_run(output)
+            report = take_part(placement, plan, model, output, features, watch=watch)
+        if placement.leads and report is not None:
+            _tell(report, draw_run(output), json)
+    if report is not None and not report.finished:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tell(report: "TrainReport", picture: Path | None, json: bool) -> None:
     if json:
         console.print_json({**report.as_json(), "curves": picture})
     else:
         console.print_text(_outcome(report), end="\n")
         console.note(str(picture) if picture else "no curves.png: it needs matplotlib (pip install 'dspark[plots]')")
-    if not report.finished:
-        raise typer.Exit(INTERRUPTED)
 
 
 def _outcome(report: "TrainReport") -> str:
