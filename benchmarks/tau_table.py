@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from dspark.drafters.dspark import DSpark
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.registry import load_drafter
 from dspark.drafters.shipped import NO_DRAFTER
 from dspark.engine.models import Models, open_models
@@ -46,7 +46,7 @@ class Arm:
     """A drafter with the name of its rows and the hash of its weights."""
 
     name: str
-    drafter: DSpark
+    drafter: DrafterModule
     weights_hash: str
 
     @classmethod
@@ -86,7 +86,7 @@ def written(
 ) -> TextStore:
     """All texts of the evaluation, with the features that the first drafter reads."""
     assert isinstance(models.target, NativeTarget), "the embedded target is native"
-    writer = TextWriter(models.target, arms[0].drafter.info.target_layer_ids, OVERHANG)
+    writer = TextWriter(models.target, arms[0].drafter.shape.target_layer_ids, OVERHANG)
     store = TextStore(args.texts, writer)
     write_texts(store, models.codec, sets, all_params, args.seed, lambda text: print("+", end="", flush=True))
     return store

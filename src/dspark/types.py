@@ -62,11 +62,15 @@ class Cache(Protocol):
     def rollback(self, length: int) -> None: ...
 
 
+EMBEDDING, AFTER_NORM = -1, -2
+"""Layer ids of what enters the first decoder layer, and of the state after the final norm, which the LM head reads."""
+
+
 class Target(Protocol):
     """A causal language model whose state can be rolled back.
 
-    Layer id l taps the output of decoder layer l (-1 the embedding; the last layer is refused). The LM head is a
-    separate call, so that it runs only where logits are needed.
+    Layer id l taps the output of decoder layer l; `EMBEDDING` and `AFTER_NORM` are taps too, the last layer is
+    refused. The LM head is a separate call, so that it runs only where logits are needed.
     """
 
     info: TargetInfo

@@ -89,8 +89,3 @@ def test_a_stored_embedding_of_another_model_is_noticed(tmp_path):
         load_drafter(tmp_path, TinyTarget(embedding.flip(0), head, INFO))
     with pytest.raises(CompatibilityError, match=r"lm_head\.weight differs"):
         load_drafter(tmp_path, TinyTarget(embedding, head.flip(0), INFO))
-
-
-def test_eagle3_is_not_decoded_with(shared_dir):
-    with pytest.raises(CompatibilityError, match="Eagle3"):
-        load_drafter(shared_dir / "reference/golden/deepspec/eagle3", target())

@@ -27,7 +27,7 @@ from dspark.evaluation.replay import Replay, acceptance_table, drawn, replay_rou
 from dspark.evaluation.target_text import Question, TargetText, TextWriter
 from dspark.evaluation.text_store import TextStore
 from dspark.types import SamplingParams, as_ids
-from tests.evaluation.tiny import TAPS, drafter, native
+from tests.evaluation.tiny import CHAINS, TAPS, chain, drafter, native
 
 Event = tuple[Tokens, frozenset[tuple[Round, int]]]
 """What one request gave: its tokens, and its rounds with their counts."""
@@ -250,6 +250,26 @@ def test_greedy_tallies_are_the_loops(head: HeadKind | None, tmp_path: Path) -> 
     assert any(entry.ended for entry in total.entries), "no stop token was accepted"
     assert any(entry.accepted >= entry.emitted and not entry.ended for entry in total.entries), "no limit was passed"
     assert total.tau > 1.2
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+@pytest.mark.parametrize("kept", [None, (3, 0, 2)])
+def test_greedy_tallies_of_chains_are_the_loops_and_the_text_is_plain(
+    kind: str, kept: Tokens | None, tmp_path: Path
+) -> None:
+    total = RoundTally()
+    for seed, prompt in product((1, 4, 8), ((0, 3, 1), (1, 1), (2,))):
+        target = native(4, (), seed)
+        module = chain(target, kind, 3, None if kept is None else torch.tensor(kept), seed)
+        written = store(tmp_path / str(seed), target)
+        params = SamplingParams(max_tokens=16)
+        expected = ReferenceLoop(target, module).generate(prompt, params)
+        found = Replay(written, module).generate(prompt, params)
+        assert found.token_ids == expected.token_ids == ReferenceLoop(target).generate(prompt, params).token_ids
+        assert found.tally == expected.tally, (seed, prompt)
+        total = RoundTally.merged((total, found.tally))
+    assert total.tau > 1.2
+    assert total.tau < 1 + module.info.gamma, "no draft was rejected"
 
 
 def test_a_sampled_tally_holds_all_simulations(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from dspark.data.chat import Message
+from dspark.drafters.chain import ChainDrafter
 from dspark.drafters.config import DrafterConfig, HeadKind
 from dspark.drafters.dspark import DSpark
+from dspark.drafters.eagle3 import Eagle3, Eagle3Config
+from dspark.drafters.mtp import MTP, MTPConfig
 from dspark.nn.linear import PlainKernel
 from dspark.targets.config import DecoderConfig
 from dspark.targets.native import NativeTarget
@@ -60,6 +63,26 @@ def drafter(
         draft_vocab_size=None if kept is None else len(kept),
     )
     module = DSpark(config, target.embedding_weight, target.lm_head_weight, kept)
+    module.initialize(torch.Generator().manual_seed(seed), std=0.4)
+    return module.eval().requires_grad_(False)
+
+
+CHAINS = ("eagle3", "mtp")
+
+
+def chain(target: NativeTarget, kind: str, gamma: int = 3, kept: Tensor | None = None, seed: int = 3) -> ChainDrafter:
+    """A random Eagle3 of `gamma` steps, or an MTP-1, which has one."""
+    sizes = {
+        "hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 8, "vocab_size": target.info.vocab_size, "num_target_layers": LAYERS,
+        "draft_vocab_size": None if kept is None else len(kept),
+    }  # fmt: skip
+    shared = target.embedding_weight, target.lm_head_weight
+    module: ChainDrafter
+    if kind == "eagle3":
+        module = Eagle3(Eagle3Config(**sizes, target_layer_ids=(0,), ttt_length=gamma), *shared, kept)
+    else:
+        module = MTP(MTPConfig(**sizes), *shared, kept)
     module.initialize(torch.Generator().manual_seed(seed), std=0.4)
     return module.eval().requires_grad_(False)
 

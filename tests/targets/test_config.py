@@ -5,6 +5,7 @@ import pytest
 from dspark.errors import ConfigError
 from dspark.nn.rope import RopeSettings
 from dspark.targets.config import Biases, DecoderConfig, check_taps
+from dspark.types import AFTER_NORM
 
 BASE = {
     "model_type": "llama",
@@ -125,8 +126,8 @@ def test_refusals_name_what_they_refuse(fields, message):
         parse(**fields)
 
 
-@pytest.mark.parametrize("layer", [-2, 3, 4])
+@pytest.mark.parametrize("layer", [-3, 3, 4])
 def test_taps_outside_the_model(layer):
-    check_taps((-1, 0, 2), 4)
+    check_taps((-1, 0, 2, AFTER_NORM), 4)
     with pytest.raises(ConfigError, match=f"layer id {layer}"):
         check_taps((0, layer), 4)

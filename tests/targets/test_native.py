@@ -6,6 +6,7 @@ import torch
 from dspark.errors import CapacityError, CompatibilityError, ConfigError
 from dspark.targets.checkpoint import build_target, read_directory
 from dspark.targets.kv_cache import KVCache
+from dspark.types import AFTER_NORM
 
 TOKENS = torch.tensor([5, 9, 2, 44, 31, 8, 8, 60, 17, 1, 25, 50, 3, 12])
 TAPS = (-1, 0, 1)
@@ -87,7 +88,17 @@ def test_features_come_in_the_order_of_the_taps(llama):
     torch.testing.assert_close(forth, back.roll(target.info.hidden_size, -1), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("layer", [2, 3, -2])
+def test_what_the_head_reads_can_be_tapped_too(llama):
+    target = load(llama, kernel="plain")
+    output = target.forward(TOKENS, target.new_cache(20), (AFTER_NORM, 0, -1))
+    width = target.info.hidden_size
+    assert torch.equal(output.features[:, :width], output.last_hidden)
+    plain = target.forward(TOKENS, target.new_cache(20), (0, -1))
+    assert torch.equal(output.features[:, width:], plain.features)
+    assert torch.equal(output.last_hidden, plain.last_hidden)
+
+
+@pytest.mark.parametrize("layer", [2, 3, -3])
 def test_the_last_layer_and_ids_outside_the_model_are_refused(llama, layer):
     target = load(llama)
     cache = target.new_cache(20)

@@ -10,6 +10,7 @@ from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.compiled.stack import CHUNK
 from dspark.targets.checkpoint import build_target, read_directory
 from dspark.targets.kv_cache import KVCache
+from dspark.types import AFTER_NORM
 
 pytestmark = pytest.mark.skipif(not CompiledKernel.available(), reason="kernels do not compile here: no C++ compiler")
 
@@ -93,6 +94,15 @@ def test_rows_of_several_requests_have_the_bits_of_each_alone(variant, kernel):
         assert torch.equal(output.last_hidden[row], expected.last_hidden[0])
         assert torch.equal(output.features[row], expected.features[0])
         assert torch.equal(together[row].whole_keys, cache.whole_keys)
+
+
+def test_what_the_head_reads_can_be_tapped_too(llama, kernel):
+    target = load(llama, kernel)
+    output = target.forward(TOKENS, target.new_cache(20), (AFTER_NORM, 0, -1))
+    plain = target.forward(TOKENS, target.new_cache(20), (0, -1))
+    expected = torch.cat((plain.last_hidden, plain.features), dim=1)
+    assert torch.equal(output.features, expected)
+    assert torch.equal(output.last_hidden, plain.last_hidden)
 
 
 def test_threads_may_decode_at_once(llama, kernel):

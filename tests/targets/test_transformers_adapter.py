@@ -6,6 +6,7 @@ import torch
 from dspark.errors import CapacityError, CompatibilityError, ConfigError
 from dspark.targets.checkpoint import build_target, read_directory
 from dspark.targets.transformers_adapter import TransformersTarget, load_transformers
+from dspark.types import AFTER_NORM
 from tests.targets.conftest import SIZES
 
 transformers = pytest.importorskip("transformers")
@@ -35,6 +36,12 @@ def test_it_agrees_with_the_native_decoder_in_pieces_and_after_rollback(variant)
         )
     for found, expected in zip(*outputs, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_the_head_reads_can_be_tapped_too(llama):
+    target = TransformersTarget(llama.model, "tiny")
+    output = target.forward(TOKENS, target.new_cache(20), (0, AFTER_NORM))
+    assert torch.equal(output.features[:, target.info.hidden_size :], output.last_hidden)
 
 
 def test_no_hook_is_left_behind(llama):

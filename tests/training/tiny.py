@@ -11,7 +11,7 @@ from dspark.data.answers import Answer
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSpark
 from dspark.training.recipe import Recipe
-from dspark.types import TargetInfo, TargetOutput
+from dspark.types import AFTER_NORM, TargetInfo, TargetOutput
 
 VOCAB, WIDTH, LAYERS = 31, 16, 6
 
@@ -47,8 +47,9 @@ class TinyTarget:
         self.calls += 1
         x = self.embedding_weight[token_ids]
         mean = x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None] + x
-        features = torch.cat([mean @ self.mixers[tap] for tap in taps], dim=-1)
-        return TargetOutput(torch.tanh(mean @ self.mixers[-1]), features)
+        last = torch.tanh(mean @ self.mixers[-1])
+        features = torch.cat([last if tap == AFTER_NORM else mean @ self.mixers[tap] for tap in taps], dim=-1)
+        return TargetOutput(last, features)
 
     def new_cache(self, capacity: int) -> "TinyCache":
         return TinyCache(capacity)

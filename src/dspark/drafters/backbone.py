@@ -124,7 +124,12 @@ class DFlash(DrafterModule):
         return self.anchored_states(features, token_ids[anchors], anchors, lengths, gamma or self.config.block_size)
 
     def forced_states(
-        self, features: Tensor, anchors: Tensor, previous: Tensor, lengths: Sequence[int] | None = None
+        self,
+        features: Tensor,
+        token_ids: Tensor,
+        anchors: Tensor,
+        previous: Tensor,
+        lengths: Sequence[int] | None = None,
     ) -> Tensor:
         """Hidden states [A, G, d]; the backbone reads the anchors alone, so forced tokens reach the heads only."""
         return self.anchored_states(features, previous[:, 0], anchors, lengths, previous.shape[1])

@@ -33,6 +33,8 @@ class DrafterShape(DecoderShape, Protocol):
     """Sizes of a drafter for a given target, whatever its kind."""
 
     @property
+    def rope_theta(self) -> float: ...
+    @property
     def vocab_size(self) -> int: ...
     @property
     def num_target_layers(self) -> int: ...
@@ -89,6 +91,11 @@ class DrafterConfig:
         check_target_layers(self.target_layer_ids, self.num_target_layers)
         _check_vocabulary(self)
         _check_heads(self)
+
+    @property
+    def gamma(self) -> int:
+        """Drafts of one round."""
+        return self.block_size
 
     @property
     def features_width(self) -> int:
@@ -148,11 +155,16 @@ def check_target_layers(ids: tuple[int, ...], num_target_layers: int) -> None:
         )
 
 
+def check_draft_vocabulary(config: DrafterShape) -> None:
+    """Raises ConfigError unless a pruned draft vocabulary fits the target's."""
+    if config.draft_vocab_size is not None and not 1 <= config.draft_vocab_size <= config.vocab_size:
+        raise ConfigError(f"draft_vocab_size {config.draft_vocab_size} is outside [1, {config.vocab_size}]")
+
+
 def _check_vocabulary(config: DrafterConfig) -> None:
     if not 0 <= config.mask_token_id < config.vocab_size:
         raise ConfigError(f"mask_token_id {config.mask_token_id} is outside the vocabulary [0, {config.vocab_size})")
-    if config.draft_vocab_size is not None and not 1 <= config.draft_vocab_size <= config.vocab_size:
-        raise ConfigError(f"draft_vocab_size {config.draft_vocab_size} is outside [1, {config.vocab_size}]")
+    check_draft_vocabulary(config)
 
 
 def _check_heads(config: DrafterConfig) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.eagle3 import Eagle3Config
 from dspark.drafters.formats.deepspec import Checkpoint, open_checkpoint
-from dspark.drafters.formats.deepspec_tensors import own_shapes, shared_shapes
+from dspark.drafters.formats.deepspec_tensors import AnyConfig, own_shapes, shared_shapes
+from dspark.drafters.mtp import MTPConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,9 @@ def describe(directory: Path | str) -> DrafterDescription:
         kind=_kind(config),
         architecture=checkpoint.architecture,
         producer=checkpoint.producer,
-        layout="chain" if isinstance(config, Eagle3Config) else str(layout),
-        layout_reason="Eagle3 drafts token by token" if isinstance(config, Eagle3Config) else reason,
-        gamma=config.ttt_length if isinstance(config, Eagle3Config) else config.block_size,
+        layout=str(layout) if isinstance(config, DrafterConfig) else "chain",
+        layout_reason=reason if isinstance(config, DrafterConfig) else f"{_kind(config)} drafts token by token",
+        gamma=config.gamma,
         parameters=sum(map(prod, own_shapes(config).values())),
         shared_parameters=sum(map(prod, stored)),
         file_bytes=sum(path.stat().st_size for path in set(weights.files.values())),
@@ -62,7 +63,9 @@ def describe(directory: Path | str) -> DrafterDescription:
     )
 
 
-def _kind(config: DrafterConfig | Eagle3Config) -> str:
+def _kind(config: AnyConfig) -> str:
+    if isinstance(config, MTPConfig):
+        return "MTP"
     if isinstance(config, Eagle3Config):
         return "Eagle3"
     if config.is_dflash:
@@ -79,6 +82,6 @@ def _notes(checkpoint: Checkpoint) -> list[str]:
         notes.append("the target is not recorded: only sizes and stored embeddings can be checked on load")
     if any(name not in checkpoint.weights.files for name in shared_shapes(config)):
         notes.append("embedding or head are not stored: the target's are used")
-    if isinstance(config, DrafterConfig) and config.draft_vocab_size is not None:
+    if config.draft_vocab_size is not None:
         notes.append(f"drafts range over {config.draft_vocab_size} of {config.vocab_size} target tokens")
     return notes

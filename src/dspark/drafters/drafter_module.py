@@ -19,8 +19,8 @@ from dspark.types import Cache, DraftBlock, DrafterInfo
 class DrafterModule(nn.Module):
     """Base of all drafters. `embedding` [V, d] and `head` [V_draft, d] are the target's: frozen, aliased, never saved.
 
-    `draft_token_ids` [V_draft] lists the target ids of a pruned draft vocabulary, None without pruning. Features are
-    the target's at `info.target_layer_ids`, in that order.
+    `draft_token_ids` [V_draft] lists the target ids of a pruned draft vocabulary, None without pruning. The engine
+    feeds features of `info.target_layer_ids`, in that order.
     """
 
     embedding: Tensor
@@ -58,11 +58,17 @@ class DrafterModule(nn.Module):
 
     @abstractmethod
     def forced_states(
-        self, features: Tensor, anchors: Tensor, previous: Tensor, lengths: Sequence[int] | None = None
+        self,
+        features: Tensor,
+        token_ids: Tensor,
+        anchors: Tensor,
+        previous: Tensor,
+        lengths: Sequence[int] | None = None,
     ) -> Tensor:
-        """Hidden states [A, G, d] of teacher-forced blocks, from the features [T, m * d] of whole documents.
+        """Hidden states [A, G, d] of teacher-forced blocks, from features [T, m * d] and ids [T] of whole documents.
 
-        Documents of `lengths` tokens (default: one) are packed end to end; `anchors` [A] are ascending packed indices.
+        Features are those of `shape.target_layer_ids`; a block reads none at or behind its anchor. Documents of
+        `lengths` tokens (default: one) are packed end to end; `anchors` [A] are ascending packed indices.
         `previous` [A, G] is the token before each slot's label: the anchor itself, then the gold tokens.
         """
 

@@ -102,14 +102,15 @@ def _rounds(drafter: DSpark, vectors: Tensors) -> Tensors:
 
 def _eagle3_rounds(drafter: Eagle3, vectors: Tensors) -> Tensors:
     features, tokens = vectors["features"], vectors["tokens"]
+    features = torch.cat((drafter.embed(tokens[: len(features)]), features), dim=-1)
     cache = drafter.new_cache(len(features))
     computed: dict[str, Tensor] = {}
     for index, position in enumerate(_anchor_positions(vectors)):
-        first = cache.length
-        states = drafter.extend(features[first:position], tokens[first + 1 : position + 1], cache)
-        block = drafter.begin(states[-1], cache)
-        outputs = _draft_greedily(block, int(tokens[position]), drafter.config.ttt_length)
-        computed[f"round{index}.hidden"] = states[-1:]
+        drafter.extend(features[cache.length : position], cache)
+        anchor = int(tokens[position])
+        block = drafter.begin(anchor, cache)
+        computed[f"round{index}.hidden"] = block.state
+        outputs = _draft_greedily(block, anchor, drafter.config.ttt_length)
         computed |= {f"round{index}.{name}": tensor for name, tensor in outputs.items()}
     return computed
 

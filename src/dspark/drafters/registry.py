@@ -6,11 +6,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dspark.drafters.config import DrafterConfig
+from dspark.drafters.config import DrafterShape
 from dspark.drafters.drafter_module import DrafterModule
-from dspark.drafters.eagle3 import Eagle3Config
 from dspark.drafters.extras import DrafterExtras
-from dspark.drafters.formats.deepspec import Checkpoint, build_dspark, open_checkpoint, write_dspark
+from dspark.drafters.formats.deepspec import Checkpoint, build_any, open_checkpoint, write_dspark
 from dspark.drafters.formats.deepspec_tensors import EMBEDDING, HEAD
 from dspark.drafters.formats.weight_files import WeightFiles
 from dspark.drafters.packing import pack_drafter
@@ -35,7 +34,7 @@ class SharingTarget(Protocol):
 
 
 def load_drafter(path: Path | str, target: SharingTarget, kernel: KernelName | None = "auto") -> DrafterModule:
-    """The DSpark or DFlash drafter in directory `path`, sharing `target`'s embedding and head.
+    """The drafter in directory `path`, of whatever kind, sharing `target`'s embedding and head.
 
     Its matrices are packed for decoding with `kernel`, by default the one that suits weights of the target's dtype on
     this processor. With None they stay plain float32 parameters: slow, but they can be trained and saved.
@@ -46,15 +45,11 @@ def load_drafter(path: Path | str, target: SharingTarget, kernel: KernelName | N
         ConfigError: a kernel that cannot run here.
     """
     checkpoint = open_checkpoint(Path(path))
-    if isinstance(checkpoint.config, Eagle3Config):
-        raise CompatibilityError(
-            f"{path} is an Eagle3 drafter, which can be inspected but not decoded with; use a DSpark"
-        )
     check_target(checkpoint, target)
     embedding, head = target.embedding_weight, target.lm_head_weight
     chosen = None if kernel is None else choose_kernel(kernel, embedding.dtype).kernel
     dtype = torch.float32 if chosen is None else chosen.activation_dtype
-    drafter = build_dspark(checkpoint, embedding, head, dtype).eval().requires_grad_(False)
+    drafter = build_any(checkpoint, embedding, head, dtype).eval().requires_grad_(False)
     return drafter if chosen is None else pack_drafter(drafter, chosen)
 
 
@@ -94,11 +89,11 @@ def check_target(checkpoint: Checkpoint, target: SharingTarget) -> None:
     _check_sizes(config, info, source)
     _check_binding(checkpoint.extras, info, source)
     _check_copy(checkpoint.weights, EMBEDDING, target.embedding_weight)
-    if not isinstance(config, DrafterConfig) or config.draft_vocab_size is None:
+    if config.draft_vocab_size is None:
         _check_copy(checkpoint.weights, HEAD, target.lm_head_weight)
 
 
-def _check_sizes(config: DrafterConfig | Eagle3Config, info: TargetInfo, source: Path) -> None:
+def _check_sizes(config: DrafterShape, info: TargetInfo, source: Path) -> None:
     for what, drafter, target in (
         ("hidden_size", config.hidden_size, info.hidden_size),
         ("vocab_size", config.vocab_size, info.vocab_size),

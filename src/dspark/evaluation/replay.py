@@ -18,7 +18,7 @@ from torch import Tensor
 from dspark.core.params import is_greedy
 from dspark.core.sampling import probabilities
 from dspark.core.tau import Round, RoundTally
-from dspark.drafters.dspark import DSpark
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.engine.options import DecodeOptions
 from dspark.engine.request import max_drafts
 from dspark.engine.result import GenerationResult, Times
@@ -44,7 +44,7 @@ class Replay:
     """
 
     store: TextStore
-    drafter: DSpark
+    drafter: DrafterModule
     options: DecodeOptions = field(default_factory=DecodeOptions)
     simulations: int = 16
 
@@ -74,7 +74,7 @@ class Replay:
         """The text of a request and the rounds that the loop would have made of it. Raises as `TextStore.text` does."""
         text = self.store.text(Question(tuple(prompt_ids), params))
         output, string = text.output(self.store.info, detokeniser)
-        features = self.store.features(text, self.drafter.info.target_layer_ids)
+        features = self.store.features(text, self.drafter.shape.target_layer_ids)
         acceptance = acceptance_table(self.drafter, text, features, len(output.token_ids) - 1, self.gamma).tolist()
         simulations = 1 if is_greedy(params) else self.simulations
         tallies = [replay_rounds(acceptance, output, drawn(params.seed, index)) for index in range(simulations)]
@@ -111,7 +111,7 @@ def replay_rounds(acceptance: Sequence[Sequence[float]], output: Output, accept:
 
 
 @torch.inference_mode()
-def acceptance_table(drafter: DSpark, text: TargetText, features: Tensor, anchors: int, gamma: int) -> Tensor:
+def acceptance_table(drafter: DrafterModule, text: TargetText, features: Tensor, anchors: int, gamma: int) -> Tensor:
     """Acceptance probabilities [A, G] (float64) of the blocks at the first `anchors` text tokens.
 
     `features` [S, m * d] cover S >= P + A positions. Slots behind the end of the text have probability 0.
@@ -124,7 +124,7 @@ def acceptance_table(drafter: DSpark, text: TargetText, features: Tensor, anchor
     exists = places < len(tokens)
     places = places.clamp(max=len(tokens) - 1)
     previous, labels = tokens[places[:, :-1]], tokens[places[:, 1:]]
-    hidden = drafter.training_states(features, tokens[: len(features)], places[:, 0], gamma=gamma)
+    hidden = drafter.forced_states(features, tokens[: len(features)], places[:, 0], previous)
     chunks = [slice(start, start + CHUNK) for start in range(0, anchors, CHUNK)]
     params = text.question.params
     q = torch.cat([label_probabilities(drafter, hidden[c], previous[c], labels[c], params) for c in chunks])
@@ -132,13 +132,13 @@ def acceptance_table(drafter: DSpark, text: TargetText, features: Tensor, anchor
 
 
 def label_probabilities(
-    drafter: DSpark, hidden: Tensor, previous: Tensor, labels: Tensor, params: SamplingParams
+    drafter: DrafterModule, hidden: Tensor, previous: Tensor, labels: Tensor, params: SamplingParams
 ) -> Tensor:
     """q(x) [A, G] (float64) of `labels` x [A, G] after `previous` [A, G]; 0 for tokens outside the draft vocabulary."""
     q = probabilities(drafter.draft_logits(hidden, previous).float(), params)
     if drafter.draft_token_ids is None:
         return q.gather(-1, labels[..., None])[..., 0].double()
-    drafts = torch.full((drafter.config.vocab_size,), -1)
+    drafts = torch.full((drafter.info.vocab_size,), -1)
     drafts[drafter.draft_token_ids] = torch.arange(len(drafter.draft_token_ids))
     ids = drafts[labels]
     return q.gather(-1, ids.clamp(min=0)[..., None])[..., 0].double() * (ids >= 0)

@@ -8,6 +8,7 @@ from dspark.errors import ConfigError
 from dspark.nn.rope import RopeSettings
 from dspark.targets.config_fields import ConfigFields
 from dspark.targets.rope_config import parse_rope
+from dspark.types import AFTER_NORM
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` that the native decoder runs."""
@@ -93,9 +94,9 @@ class DecoderConfig:
 
 
 def check_taps(taps: Sequence[int], num_layers: int) -> None:
-    """Refuse layer ids outside -1 ... num_layers - 2."""
+    """Refuse layer ids outside -1 ... num_layers - 2 other than `AFTER_NORM`."""
     for layer in taps:
-        if not -1 <= layer < num_layers - 1:
+        if layer != AFTER_NORM and not -1 <= layer < num_layers - 1:
             raise ConfigError(
                 f"layer id {layer} cannot be tapped: in this target of {num_layers} layers ids run from -1 "
                 f"(the embedding) to {num_layers - 2}; choose ids in that range"

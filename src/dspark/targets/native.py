@@ -19,7 +19,7 @@ from dspark.targets.config import DecoderConfig
 from dspark.targets.decoder_layer import DecoderLayer
 from dspark.targets.head_table import HeadTable
 from dspark.targets.kv_cache import KVCache
-from dspark.types import Cache, TargetInfo, TargetOutput
+from dspark.types import AFTER_NORM, EMBEDDING, Cache, TargetInfo, TargetOutput
 
 
 class NativeTarget:
@@ -151,21 +151,25 @@ class NativeTarget:
         layers = list(dict.fromkeys(taps))
         features = x.new_empty(len(x), len(layers), x.shape[-1])
         tapped = {layer: features[:, index] for index, layer in enumerate(layers)}
-        if -1 in tapped:
-            tapped.pop(-1).copy_(x)
-        x = stack.run(x, places, tapped)
+        if EMBEDDING in tapped:
+            tapped.pop(EMBEDDING).copy_(x)
+        after_norm = tapped.pop(AFTER_NORM, None)
+        x = self._norm(stack.run(x, places, tapped))
+        if after_norm is not None:
+            after_norm.copy_(x)
         if len(layers) < len(taps):
             features = features[:, [layers.index(layer) for layer in taps]]
-        return TargetOutput(self._norm(x), features.flatten(1))
+        return TargetOutput(x, features.flatten(1))
 
     def _run(self, token_ids: Tensor, positions: Tensor, attend: Attend, taps: Sequence[int]) -> TargetOutput:
         self.config.check_taps(taps)
         x = self.embed(token_ids)
         table = HeadTable.build(self.config, self._rotary, positions, x.dtype)
-        tapped = {-1: x}
+        tapped = {EMBEDDING: x}
         for index, layer in enumerate(self._layers):
             x = layer.finish(x, attend(index, *layer.project(x, table)))
             if index in taps:
                 tapped[index] = x
+        x = tapped[AFTER_NORM] = self._norm(x)
         features = torch.cat([tapped[layer] for layer in taps], dim=-1) if taps else x.new_empty(*x.shape[:-1], 0)
-        return TargetOutput(self._norm(x), features)
+        return TargetOutput(x, features)

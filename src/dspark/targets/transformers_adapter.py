@@ -15,7 +15,7 @@ from dspark.targets.config_fields import ConfigFields
 from dspark.targets.tokenizer import read_chat_template
 from dspark.targets.weights import read_weights, weight_files
 from dspark.targets.weights_hash import remembered_hash, weights_hash
-from dspark.types import Cache, TargetInfo, TargetOutput
+from dspark.types import AFTER_NORM, EMBEDDING, Cache, TargetInfo, TargetOutput
 
 _ATTENTION = frozenset({"full_attention", "sliding_attention", "attention", "dense", "sparse"})
 """Layer types whose only state is keys and values."""
@@ -151,7 +151,9 @@ class _Taps:
 
     def __enter__(self) -> "_Taps":
         for tap in self._taps:
-            if tap < 0:
+            if tap == AFTER_NORM:
+                continue
+            if tap == EMBEDDING:
                 self._handles.append(self._layers[0].register_forward_pre_hook(self._keep_input, with_kwargs=True))
             else:
                 self._handles.append(self._layers[tap].register_forward_hook(self._keeper(tap)))
@@ -161,9 +163,14 @@ class _Taps:
         for handle in self._handles:
             handle.remove()
 
-    def features(self, like: Tensor) -> Tensor:
-        """[T, m * d] in tap order."""
-        return torch.cat([self._outputs[tap] for tap in self._taps], -1) if self._taps else like.new_empty(len(like), 0)
+    def features(self, last_hidden: Tensor) -> Tensor:
+        """[T, m * d] in tap order, of the forward that ended in `last_hidden` [T, d]."""
+        self._outputs[AFTER_NORM] = last_hidden
+        return (
+            torch.cat([self._outputs[tap] for tap in self._taps], -1)
+            if self._taps
+            else last_hidden.new_empty(len(last_hidden), 0)
+        )
 
     def _keep_input(self, module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._outputs[-1] = (inputs[0] if inputs else named["hidden_states"]).squeeze(0)

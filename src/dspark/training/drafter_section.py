@@ -12,13 +12,12 @@ class Section(BaseModel):
 
 
 class DrafterSection(Section):
-    """Drafts of one round, the target's tapped layers, and how weights start: as another drafter's, or the target's.
+    """Drafts of one round, and how weights start: as another drafter's, or from the target.
 
     `draft_vocab_size` None drafts over the target's whole vocabulary.
     """
 
     block_size: int = Field(7, ge=1)
-    target_layer_ids: tuple[int, ...] = Field(min_length=1)
     draft_vocab_size: int | None = Field(None, ge=2)
     start_from: Path | None = None
     warm_start: bool = True

@@ -63,7 +63,7 @@ def supervised_factors(drafter: DrafterModule, batch: Batch) -> tuple[FactoredLo
 
     The vocabulary-sized product is left to run on supervised slots alone.
     """
-    hidden = drafter.forced_states(batch.features, batch.anchors, batch.previous, batch.lengths)
+    hidden = drafter.forced_states(batch.features, batch.token_ids, batch.anchors, batch.previous, batch.lengths)
     confidence = drafter.confidence_logits(hidden, batch.previous)
     factors = drafter.factors(hidden, batch.previous, batch.supervised)
     return factors, None if confidence is None else confidence[batch.supervised]

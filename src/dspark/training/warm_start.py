@@ -5,13 +5,19 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dspark.data.answers import Answer
+from dspark.data.teacher_record import UNREAD_FEATURES
+from dspark.drafters.config import DecoderShape
 from dspark.drafters.dspark import DSpark
 from dspark.nn.norm import rms_norm
 from dspark.training.bigram import bigram_factors
+from dspark.training.teacher import Teacher
 from dspark.types import TargetInfo
+
+NORM_SAMPLE = 4
+"""Answers on which a warm start measures the scale of queries and keys."""
 
 
 class LayerSource(Protocol):
@@ -49,16 +55,31 @@ def start_from_layers(drafter: DSpark, target: LayerSource, last_tap: Tensor) ->
     reader = target.layer_weights(min(config.target_layer_ids[-1] + 1, count - 1))
     drafter.hidden_norm.weight.copy_(reader["input_layernorm.weight"])
     for index, layer in enumerate(drafter.layers):
-        weights = {k: v.float() for k, v in target.layer_weights(count - config.num_hidden_layers + index).items()}
-        parameters = dict(layer.named_parameters())
-        for name, parameter in parameters.items():
-            if name in weights:
-                parameter.copy_(weights[name])
-        normed = rms_norm(last_tap.float(), weights["input_layernorm.weight"], config.rms_norm_eps)
-        for short in ("q", "k"):
-            if f"self_attn.{short}_norm.weight" not in weights:
-                heads = (normed @ weights[f"self_attn.{short}_proj.weight"].T).view(len(normed), -1, config.head_dim)
-                parameters[f"self_attn.{short}_norm.weight"].fill_(heads.square().mean().sqrt())
+        copy_layer(layer, target.layer_weights(count - config.num_hidden_layers + index), last_tap, config)
+
+
+@torch.no_grad()
+def copy_layer(layer: nn.Module, weights: Mapping[str, Tensor], states: Tensor, config: DecoderShape) -> None:
+    """Copy a target layer's `weights` into the parameters of the same names; wider matrices get them as last columns.
+
+    Per-head q/k norms that the target lacks get the root-mean-square of its queries and keys on `states` [T, d].
+    """
+    weights = {name: weight.float() for name, weight in weights.items()}
+    parameters = dict(layer.named_parameters())
+    for name, parameter in parameters.items():
+        if name in weights:
+            parameter[..., -weights[name].shape[-1] :].copy_(weights[name])
+    normed = rms_norm(states.float(), weights["input_layernorm.weight"], config.rms_norm_eps)
+    for short in ("q", "k"):
+        if f"self_attn.{short}_norm.weight" not in weights:
+            heads = (normed @ weights[f"self_attn.{short}_proj.weight"].T).view(len(normed), -1, config.head_dim)
+            parameters[f"self_attn.{short}_norm.weight"].fill_(heads.square().mean().sqrt())
+
+
+def sampled_features(teacher: Teacher, answers: Sequence[Answer]) -> Tensor:
+    """Features [T, m * d] of a few answers, on which a warm start measures the scale of queries and keys."""
+    records = teacher.records(answers[:NORM_SAMPLE])
+    return torch.cat([record.features[:-UNREAD_FEATURES] for record in records])
 
 
 @torch.no_grad()

@@ -1,9 +1,10 @@
 """DeepSpec checkpoint directories: config.json and safetensors, read and written with every key accounted for."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -14,6 +15,7 @@ from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.dspark import DSpark
 from dspark.drafters.eagle3 import Eagle3, Eagle3Config
 from dspark.drafters.extras import DrafterExtras, Layout
+from dspark.drafters.formats.chain_config import chain_config_json
 from dspark.drafters.formats.deepspec_config import (
     EXTRAS_KEY,
     config_json,
@@ -27,20 +29,24 @@ from dspark.drafters.formats.deepspec_tensors import (
     EMBEDDING,
     HEAD,
     TARGET_TO_DRAFT,
+    AnyConfig,
     draft_map_shapes,
     own_shapes,
     shared_shapes,
 )
 from dspark.drafters.formats.fields import Fields
 from dspark.drafters.formats.weight_files import SINGLE, WeightFiles
+from dspark.drafters.mtp import MTP, MTPConfig
 from dspark.errors import ConfigError, FormatError
+
+D = TypeVar("D", bound=DrafterModule)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """An opened directory: its configuration, its tensors by header only, and `notes` on what was passed over."""
 
-    config: DrafterConfig | Eagle3Config
+    config: AnyConfig
     extras: DrafterExtras
     weights: WeightFiles
     architecture: str
@@ -75,30 +81,48 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     return checkpoint
 
 
-def build_dspark(checkpoint: Checkpoint, embedding: Tensor, head: Tensor, dtype: torch.dtype) -> DSpark:
-    """The drafter of a DSpark or DFlash checkpoint on a target's embedding and head [V, d], as `dtype`.
+DRAFTERS: Mapping[type[Any], Callable[..., DrafterModule]] = {
+    DrafterConfig: DSpark,
+    Eagle3Config: Eagle3,
+    MTPConfig: MTP,
+}
+"""The drafter of each kind of configuration; all are constructed alike."""
 
-    Raises FormatError for an Eagle3 checkpoint.
-    """
-    config = checkpoint.config
-    if not isinstance(config, DrafterConfig):
-        raise FormatError(
-            f"{checkpoint.weights.directory} holds {checkpoint.architecture}, expected a DSpark or DFlash"
-        )
-    name = checkpoint.extras.name or checkpoint.weights.directory.resolve().name
+
+def build_any(checkpoint: Checkpoint, embedding: Tensor, head: Tensor, dtype: torch.dtype) -> DrafterModule:
+    """The drafter of a checkpoint on a target's embedding and head [V, d], as `dtype`."""
+    config, extras = checkpoint.config, checkpoint.extras
+    name = extras.name or checkpoint.weights.directory.resolve().name
     kept = draft_token_ids(checkpoint.weights, config)
-    acceptance = checkpoint.extras.acceptance
-    drafter = DSpark(config, embedding.to(dtype), head.to(dtype), kept, name, acceptance).to(dtype)
+    construct = DRAFTERS[type(config)]
+    drafter = construct(config, embedding.to(dtype), head.to(dtype), kept, name, extras.acceptance).to(dtype)
     _load(drafter, checkpoint.weights)
     return drafter
 
 
+def build_dspark(checkpoint: Checkpoint, embedding: Tensor, head: Tensor, dtype: torch.dtype) -> DSpark:
+    """`build_any` of a DSpark or DFlash checkpoint. Raises FormatError for any other."""
+    return _built(DSpark, "a DSpark or DFlash", DrafterConfig, checkpoint, embedding, head, dtype)
+
+
 def build_eagle3(checkpoint: Checkpoint, embedding: Tensor, head: Tensor, dtype: torch.dtype) -> Eagle3:
-    """The drafter of an Eagle3 checkpoint, likewise. Raises FormatError for any other."""
-    if not isinstance(checkpoint.config, Eagle3Config):
-        raise FormatError(f"{checkpoint.weights.directory} holds {checkpoint.architecture}, expected an Eagle3")
-    drafter = Eagle3(checkpoint.config, embedding.to(dtype), head.to(dtype)).to(dtype)
-    _load(drafter, checkpoint.weights)
+    """`build_any` of an Eagle3 checkpoint. Raises FormatError for any other."""
+    return _built(Eagle3, "an Eagle3", Eagle3Config, checkpoint, embedding, head, dtype)
+
+
+def _built(
+    kind: type[D],
+    title: str,
+    config: type[Any],
+    checkpoint: Checkpoint,
+    embedding: Tensor,
+    head: Tensor,
+    dtype: torch.dtype,
+) -> D:
+    if not isinstance(checkpoint.config, config):
+        raise FormatError(f"{checkpoint.weights.directory} holds {checkpoint.architecture}, expected {title}")
+    drafter = build_any(checkpoint, embedding, head, dtype)
+    assert isinstance(drafter, kind)
     return drafter
 
 
@@ -111,7 +135,7 @@ def shared_tensors(checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
     return weights.tensor(EMBEDDING), weights.tensor(HEAD)
 
 
-def draft_token_ids(weights: WeightFiles, config: DrafterConfig) -> Tensor | None:
+def draft_token_ids(weights: WeightFiles, config: AnyConfig) -> Tensor | None:
     """Target ids [V_draft] of the draft vocabulary, None without pruning. Raises FormatError for an unusable map."""
     if config.draft_vocab_size is None:
         return None
@@ -134,18 +158,16 @@ def write_dspark(
 ) -> None:
     """Write config.json and model.safetensors; `include_shared` adds copies of the target's embedding and head.
 
-    Files are replaced one by one, each as a whole. Raises ConfigError for drafters that have no packaging.
+    Files are replaced one by one, each as a whole. Raises ConfigError for drafters that have
+    no packaging.
     """
-    config = drafter.shape
-    if not isinstance(config, DrafterConfig):
-        raise ConfigError(f"a {type(drafter).__name__} cannot be saved; expected a DSpark or DFlash")
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.to(dtype) for name, tensor in drafter.state_dict().items()}
     if include_shared:
         tensors |= {EMBEDDING: drafter.embedding.to(dtype), HEAD: drafter.head.to(dtype)}
     tensors |= _draft_map(drafter)
     name = str(dtype).removeprefix("torch.")
-    text = json.dumps(config_json(config, extras, name), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(_config_json(drafter, extras, name), indent=2, sort_keys=True) + "\n"
     partial = directory / f"{SINGLE}.partial"
     # Clones, because an embedding tied to the head would be one storage under two names, which safetensors refuses.
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial, {"format": "pt"})
@@ -153,6 +175,15 @@ def write_dspark(
     partial = config_path(directory).with_suffix(".json.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(config_path(directory))
+
+
+def _config_json(drafter: DrafterModule, extras: DrafterExtras, dtype: str) -> Mapping[str, Any]:
+    config = drafter.shape
+    if isinstance(config, DrafterConfig):
+        return config_json(config, extras, dtype)
+    if isinstance(config, Eagle3Config | MTPConfig):
+        return chain_config_json(config, extras, dtype)
+    raise ConfigError(f"there is no packaging for a {type(drafter).__name__}; it cannot be saved")
 
 
 def _draft_map(drafter: DrafterModule) -> Mapping[str, Tensor]:

@@ -8,18 +8,22 @@ from typing import Any
 from dspark.drafters.config import DrafterConfig, HeadKind
 from dspark.drafters.eagle3 import Eagle3Config
 from dspark.drafters.extras import DrafterExtras, Layout
+from dspark.drafters.formats.deepspec_tensors import AnyConfig
 from dspark.drafters.formats.fields import Fields
 from dspark.drafters.formats.foreign import EXPECTED, packaging
+from dspark.drafters.mtp import MTPConfig
 from dspark.errors import ConfigError, FormatError
 
 DSPARK_ARCHITECTURE = "Qwen3DSparkModel"
 EAGLE3_ARCHITECTURES = ("Qwen3Eagle3Model", "Eagle3DraftModel")
+MTP_ARCHITECTURE = "Qwen3MTPModel"
+"""Ours: DeepSpec has no MTP, and DeepSeek's own module comes inside its target's checkpoint."""
 EXTRAS_KEY = "dspark"
 NUM_ANCHORS = 512
 """DeepSpec's constructor demands this training-only key, so we write it; reading never needs it."""
 
 
-def parse_config(fields: Fields) -> DrafterConfig | Eagle3Config:
+def parse_config(fields: Fields) -> AnyConfig:
     """The drafter that a config.json describes. Raises FormatError, naming the packaging when it is a foreign one."""
     architectures = fields.entries.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
@@ -28,6 +32,8 @@ def parse_config(fields: Fields) -> DrafterConfig | Eagle3Config:
             return _parse_dspark(fields)
         if architecture in EAGLE3_ARCHITECTURES:
             return _parse_eagle3(fields)
+        if architecture == MTP_ARCHITECTURE:
+            return _parse_mtp(fields)
     except ConfigError as error:
         raise FormatError(f"{fields.source}: {error}") from error
     raise FormatError(f"{fields.source} describes {packaging(fields.entries)}, which cannot be read here; {EXPECTED}")
@@ -67,7 +73,7 @@ def config_json(config: DrafterConfig, extras: DrafterExtras, dtype: str) -> dic
         "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
         "use_sliding_window": False,
         **_plain_keys(config),
-        EXTRAS_KEY: _extras_json(extras),
+        EXTRAS_KEY: extras_json(extras),
     }
     return data
 
@@ -81,7 +87,8 @@ def _plain_keys(config: DrafterConfig) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in absent}
 
 
-def _extras_json(extras: DrafterExtras) -> Mapping[str, Any]:
+def extras_json(extras: DrafterExtras) -> Mapping[str, Any]:
+    """Our own `dspark` key, without what is not recorded."""
     data = {
         "name": extras.name,
         "layout": str(extras.layout or Layout.ANCHOR_FIRST),
@@ -96,7 +103,6 @@ def _extras_json(extras: DrafterExtras) -> Mapping[str, Any]:
 def _parse_dspark(fields: Fields) -> DrafterConfig:
     _refuse_unsupported(fields)
     rank = fields.integer("markov_rank", 0)
-    draft_vocab_size = fields.entries.get("draft_vocab_size")
     return DrafterConfig(
         hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
@@ -113,12 +119,34 @@ def _parse_dspark(fields: Fields) -> DrafterConfig:
         markov_head_type=_head_kind(fields) if rank else HeadKind.VANILLA,
         enable_confidence_head=fields.flag("enable_confidence_head", False),
         confidence_head_with_markov=fields.flag("confidence_head_with_markov", True),
-        draft_vocab_size=None if draft_vocab_size is None else fields.integer("draft_vocab_size"),
+        draft_vocab_size=_draft_vocab_size(fields),
         rms_norm_eps=fields.number("rms_norm_eps"),
         rope_theta=_rope_theta(fields),
         attention_bias=fields.flag("attention_bias", False),
         max_position_embeddings=fields.integer("max_position_embeddings", 32_768),
     )
+
+
+def _parse_mtp(fields: Fields) -> MTPConfig:
+    _refuse_unsupported(fields)
+    return MTPConfig(
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_hidden_layers=fields.integer("num_hidden_layers"),
+        num_attention_heads=fields.integer("num_attention_heads"),
+        num_key_value_heads=fields.integer("num_key_value_heads"),
+        head_dim=fields.integer("head_dim"),
+        vocab_size=fields.integer("vocab_size"),
+        num_target_layers=fields.integer("num_target_layers"),
+        rms_norm_eps=fields.number("rms_norm_eps"),
+        rope_theta=_rope_theta(fields),
+        attention_bias=fields.flag("attention_bias", False),
+        draft_vocab_size=_draft_vocab_size(fields),
+    )
+
+
+def _draft_vocab_size(fields: Fields) -> int | None:
+    return None if fields.entries.get("draft_vocab_size") is None else fields.integer("draft_vocab_size")
 
 
 def _parse_eagle3(fields: Fields) -> Eagle3Config:
@@ -134,6 +162,7 @@ def _parse_eagle3(fields: Fields) -> Eagle3Config:
         num_target_layers=fields.integer("num_target_layers"),
         target_layer_ids=fields.integers("target_layer_ids"),
         ttt_length=fields.integer("ttt_length"),
+        draft_vocab_size=_draft_vocab_size(fields),
         rms_norm_eps=fields.number("rms_norm_eps"),
         rope_theta=_rope_theta(fields),
         attention_bias=fields.flag("attention_bias", False),

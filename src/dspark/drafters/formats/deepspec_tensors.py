@@ -5,7 +5,9 @@ d width, f MLP width, H / K query / key heads, h head width, m taps, V vocabular
 
 from dspark.drafters.config import DrafterConfig, HeadKind
 from dspark.drafters.eagle3 import Eagle3Config
+from dspark.drafters.mtp import MTPConfig
 
+AnyConfig = DrafterConfig | Eagle3Config | MTPConfig
 Shapes = dict[str, tuple[int, ...]]
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -13,31 +15,35 @@ DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
 """The draft vocabulary as speculators stores it: target id = draft id + d2t[draft id]; t2d [V] marks kept targets."""
 
 
-def shared_shapes(config: DrafterConfig | Eagle3Config) -> Shapes:
+def shared_shapes(config: AnyConfig) -> Shapes:
     """Frozen copies of the target's embedding [V, d] and head [V_draft, d], which a file may leave out."""
-    rows = config.draft_vocabulary if isinstance(config, DrafterConfig) else config.vocab_size
+    rows = config.vocab_size if config.draft_vocab_size is None else config.draft_vocab_size
     return {EMBEDDING: (config.vocab_size, config.hidden_size), HEAD: (rows, config.hidden_size)}
 
 
-def draft_map_shapes(config: DrafterConfig | Eagle3Config) -> Shapes:
+def draft_map_shapes(config: AnyConfig) -> Shapes:
     """The draft vocabulary, nothing without pruning."""
-    if isinstance(config, Eagle3Config) or config.draft_vocab_size is None:
+    if config.draft_vocab_size is None:
         return {}
     return {DRAFT_TO_TARGET: (config.draft_vocab_size,), TARGET_TO_DRAFT: (config.vocab_size,)}
 
 
-def own_shapes(config: DrafterConfig | Eagle3Config) -> Shapes:
+def own_shapes(config: AnyConfig) -> Shapes:
     """Everything a drafter trains."""
     width = config.hidden_size
-    shapes: Shapes = {"fc.weight": (width, len(config.target_layer_ids) * width), "norm.weight": (width,)}
+    shapes: Shapes = {"norm.weight": (width,)}
     for layer in range(config.num_hidden_layers):
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in _layer_shapes(config).items()}
+    if isinstance(config, MTPConfig):
+        joining = {"enorm": (width,), "hnorm": (width,), "eh_proj": (width, 2 * width)}
+        return shapes | {f"layers.0.{name}.weight": shape for name, shape in joining.items()}
+    shapes["fc.weight"] = (width, len(config.target_layer_ids) * width)
     if isinstance(config, Eagle3Config):
         return shapes | {"layers.0.hidden_norm.weight": (width,)}
     return shapes | {"hidden_norm.weight": (width,)} | _markov_shapes(config) | _confidence_shapes(config)
 
 
-def _layer_shapes(config: DrafterConfig | Eagle3Config) -> Shapes:
+def _layer_shapes(config: AnyConfig) -> Shapes:
     width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     reads = 2 * width if isinstance(config, Eagle3Config) else width
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head

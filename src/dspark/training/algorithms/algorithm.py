@@ -41,7 +41,7 @@ class Algorithm(Protocol):
         ...
 
     def taps(self, section: Any) -> tuple[int, ...]:
-        """The target's layers that teacher records hold: the drafter's `info.target_layer_ids`."""
+        """The target's layers that teacher records hold: `target_layer_ids` of the configuration."""
         ...
 
     def config(self, section: Any, target: TrainableTarget) -> DrafterShape:

@@ -2,11 +2,9 @@
 
 from typing import Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from dspark.data.teacher_record import UNREAD_FEATURES
 from dspark.drafters.config import DrafterConfig, HeadKind
 from dspark.drafters.dspark import DSpark
 from dspark.training.algorithms.algorithm import Material, layer_sizes
@@ -15,16 +13,14 @@ from dspark.training.drafter_section import DrafterSection
 from dspark.training.forced_loss import Objective, forced_loss
 from dspark.training.objective import LossTerms
 from dspark.training.trainable_target import TrainableTarget
-from dspark.training.warm_start import start_from_bigrams, start_from_layers
-
-NORM_SAMPLE = 4
-"""Answers on which a warm start measures the scale of queries and keys."""
+from dspark.training.warm_start import sampled_features, start_from_bigrams, start_from_layers
 
 
 class DSparkSection(DrafterSection):
     """Depth and heads of a DSpark or DFlash drafter."""
 
     num_hidden_layers: int = Field(3, ge=1)
+    target_layer_ids: tuple[int, ...] = Field(min_length=1)
     mask_token_id: int = Field(ge=0)
     markov_rank: int = Field(128, ge=0)
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
@@ -64,8 +60,7 @@ class DSparkAlgorithm:
     def start(self, drafter: DSpark, section: DSparkSection, material: Material) -> None:
         """From the target's last layers (`warm_start`) and from bigrams (`bigram_start`)."""
         if section.warm_start:
-            records = material.teacher.records(material.answers[:NORM_SAMPLE])
-            features = torch.cat([record.features[:-UNREAD_FEATURES] for record in records])
+            features = sampled_features(material.teacher, material.answers)
             start_from_layers(drafter, material.target, features[:, -drafter.config.hidden_size :])
         if section.bigram_start:
             start_from_bigrams(drafter, material.answers, material.seed)

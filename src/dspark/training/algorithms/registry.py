@@ -5,11 +5,15 @@ from collections.abc import Mapping
 
 from dspark.training.algorithms.algorithm import Algorithm
 from dspark.training.algorithms.dspark import DSparkAlgorithm
+from dspark.training.algorithms.eagle3 import Eagle3Algorithm
+from dspark.training.algorithms.mtp import MTPAlgorithm
 
 DEFAULT_ALGORITHM = "dspark"
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     DEFAULT_ALGORITHM: DSparkAlgorithm(),
+    "eagle3": Eagle3Algorithm(),
+    "mtp": MTPAlgorithm(),
 }
 
 
