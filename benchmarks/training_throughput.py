@@ -6,7 +6,8 @@ All arms train the same made-up answers, anchors and drafter shape (`step_proble
 not run. `eager` is the yardstick (`eager_step`): padded rows, dense mask, laws of the whole vocabulary, float32.
 `packed` is the trainer's step over the same vocabulary, `recipe` over the recipe's 8,192 tokens, `bf16` under autocast,
 `chunked` with logits in vocabulary chunks. Every arm runs in fresh processes; memory is their high-water mark. A rate
-is given as the median of the steps' rates, with the quartiles. Several processes are independent trainings side by
+is given as the median of the steps' rates, with the quartiles, and per second of processor time of one process beside
+it, which other work on the machine disturbs less. Several processes are independent trainings side by
 side, started together; their rates are added.
 """
 
@@ -29,6 +30,7 @@ from dspark.training.batches import Batch, gather_batch
 from dspark.training.forced_loss import Objective
 from dspark.training.optimiser import build_optimiser
 from dspark.training.recipe import OptimiserSection
+from dspark.training.replica import LoneReplica
 from dspark.training.step import train_step
 
 YARDSTICK = "eager"
@@ -52,12 +54,12 @@ class Arm:
         """`count` steps over batches of their own."""
         sizes = replace(sizes, draft_vocabulary=min(DRAFT_VOCABULARY, sizes.vocabulary) if self.pruned else None)
         module = drafter(sizes)
-        optimiser = build_optimiser(OptimiserSection(total_steps=count), module)
+        replica, optimiser = LoneReplica(module), build_optimiser(OptimiserSection(total_steps=count), module)
         objective = Objective(LossCoefficients(), self.chunk, self.precision)
         batches = [self._batch(sizes, step) for step in range(count)]
 
         def trained(batch: Batch) -> int:
-            train_step(module, optimiser, batch, objective, 1e-3, 1.0)
+            train_step(replica, optimiser, [batch], objective, 1e-3, 1.0)
             return len(batch.slots)
 
         return [lambda batch=batch: trained(batch) for batch in batches]
@@ -97,10 +99,11 @@ def eager_steps(sizes: Sizes, count: int) -> list[Step]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one process saw: positions and seconds of every step but the first, and its memory in bytes."""
+    """What one process saw: positions, seconds and processor seconds of every step but the first; memory in bytes."""
 
     positions: list[int]
     seconds: list[float]
+    processor_seconds: list[float]
     before: int
     peak: int
 
@@ -117,12 +120,13 @@ def measure(arm: str, sizes: Sizes, count: int) -> Measured:
     steps[0]()
     print("ready", flush=True)
     sys.stdin.readline()
-    positions, seconds = [], []
+    positions, seconds, processor_seconds = [], [], []
     for step in steps[1:]:
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.process_time()
         positions.append(step())
         seconds.append(time.perf_counter() - started)
-    return Measured(positions, seconds, before, peak_bytes())
+        processor_seconds.append(time.process_time() - used)
+    return Measured(positions, seconds, processor_seconds, before, peak_bytes())
 
 
 def run_arm(arm: str, processes: int, arguments: Sequence[str]) -> list[Measured]:
@@ -160,6 +164,9 @@ def row(arm: str, measured: Sequence[Measured]) -> dict[str, object]:
         "positions_per_second": middle,
         "quartiles": [low, high],
         "steps": len(rates),
+        "positions_per_processor_second": statistics.median(
+            n / s for one in measured for n, s in zip(one.positions, one.processor_seconds, strict=True)
+        ),
         "seconds_per_step": statistics.median(s for one in measured for s in one.seconds),
         "peak_mib": max(one.peak for one in measured) / MIB,
         "step_mib": max(one.peak - one.before for one in measured) / MIB,
@@ -171,8 +178,8 @@ def main() -> None:
     """Print a table, or one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12, help="measured steps of an arm, at least 2")
-    parser.add_argument("--answers", type=int, default=Sizes.answers)
-    parser.add_argument("--anchors", type=int, default=Sizes.anchors, help="per answer")
+    parser.add_argument("--answers", type=int, default=Sizes().answers)
+    parser.add_argument("--anchors", type=int, default=Sizes().anchors, help="per answer")
     parser.add_argument("--processes", default="1", help="numbers of processes, as in 1,2")
     parser.add_argument("--arm", action="append", choices=[YARDSTICK, *ARMS], help="only this one; may be given again")
     parser.add_argument("--json", action="store_true")
@@ -195,16 +202,17 @@ def main() -> None:
 
 
 def _print_table(rows: Sequence[dict[str, object]]) -> None:
-    print("| arm | processes | positions/s | quartiles | x eager | s a step | peak, MiB | of the step, MiB |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(
+        "| arm | processes | positions/s | quartiles | x eager | per CPU s | s a step | peak, MiB | of the step, MiB |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     base = {one["processes"]: float(str(one["positions_per_second"])) for one in rows if one["arm"] == YARDSTICK}
     for one in rows:
         rate, (low, high) = float(str(one["positions_per_second"])), one["quartiles"]  # type: ignore[misc]
         times = f"{rate / base[one['processes']]:.2f}" if one["processes"] in base else ""
-        print(
-            f"| {one['arm']} | {one['processes']} | {rate:.0f} | {low:.0f} to {high:.0f} | {times} "
-            f"| {one['seconds_per_step']:.2f} | {one['peak_mib']:.0f} | {one['step_mib']:.0f} |"
-        )
+        speed = f"{rate:.0f} | {low:.0f} to {high:.0f} | {times} | {one['positions_per_processor_second']:.0f}"
+        memory = f"{one['peak_mib']:.0f} | {one['step_mib']:.0f}"
+        print(f"| {one['arm']} | {one['processes']} | {speed} | {one['seconds_per_step']:.2f} | {memory} |")
 
 
 if __name__ == "__main__":

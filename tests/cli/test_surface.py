@@ -30,7 +30,8 @@ SURFACE = {
         "--block-verification",
         "--json",
     },
-    "train": {"--output", "--set", "--target", "--features", "--log", "--target-ranks", "--json"},
+    "train": {"--output", "--set", "--target", "--features", "--log", "--target-ranks", "--json"}
+    | {"--states", "--states-model", "--states-dir"},
     "data regenerate": {
         "--output",
         "--split",
@@ -43,6 +44,7 @@ SURFACE = {
     }
     | {"--temperature", "--top-k", "--top-p", "--min-p", "--concurrency", "--endpoint", "--model", "--api"}
     | {"--token-ids", "--no-token-ids", "--api-key-env", "--timeout", "--attempts", "--dtype", "--json"},
+    "data estimate": {"--set", "--target", "--measure", "--flops", "--price-per-hour", "--json"},
     "calibrate": {"--data", "--limit", "--report-share", "--method", "--records", "--output", "--plot", "--target"}
     | {"--max-tokens", "--temperature", "--seed", "--block-verification", "--dtype", "--json"},
     "profile": {

@@ -107,6 +107,26 @@ def test_a_missing_recipe_is_refused(run, tmp_path):
     run("train", tmp_path / "recipe.yaml", "-o", tmp_path / "run").refused("recipe.yaml")
 
 
+def test_estimates_come_before_anything_starts(run, world, recipe):
+    options = ("-t", world / "target", "--price-per-hour", 2)
+    measured = run("data", "estimate", recipe, *options, "--measure", 2, "--json")
+    assert (measured.status, measured.err) == (0, "")
+    given = run("data", "estimate", recipe, *options, "--flops", 1e9, "--json").json
+    for report in (measured.json, given):
+        assert (report["answers"], report["positions"], report["response_positions"]) == (3, 99, 90)
+        choices = report["choices"]
+        assert choices["online"]["bytes"] == 0 < choices["store fp8"]["bytes"] < choices["store bf16"]["bytes"]
+        assert choices["online"]["price"] == pytest.approx(2 * choices["online"]["target_hours"])
+    assert "store fp8" in run("data", "estimate", recipe, *options, "--flops", 1e9).out
+    run("data", "estimate", recipe, "--flops", 1e9, "-t", "nowhere").refused("nowhere")
+
+
+def test_a_server_that_is_none_is_refused(run, world, recipe, tmp_path):
+    pytest.importorskip("httpx2", reason="needs the extra `data`")
+    options = ("-o", tmp_path / "run", "-t", world / "target", "--states", "localhost")
+    run("train", recipe, *options).refused("localhost", "http")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_is_saved_exported_and_continued(run, world, recipe, tmp_path, number):

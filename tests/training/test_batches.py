@@ -1,6 +1,5 @@
 """Order and anchors are pure functions of (seed, step); labels, teacher rows and masks line up with the tokens."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""`dspark data`: what a drafter learns from. `regenerate` has a target answer prompts."""
+"""`dspark data`: what a drafter learns from. `regenerate` has a target answer prompts, `estimate` foretells costs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,8 @@ from dspark.cli.endpoint_options import (
     TimeoutOption,
     TokenIdsOption,
 )
+from dspark.cli.estimate import EPILOG as ESTIMATE_EPILOG
+from dspark.cli.estimate import estimate
 from dspark.cli.options import (
     DEFAULT_TARGET,
     Dtype,
@@ -49,6 +51,7 @@ EPILOG = examples(
 )
 
 app = typer.Typer(help="Prepare what a drafter learns from.", no_args_is_help=True, rich_markup_mode="rich")
+app.command("estimate", epilog=ESTIMATE_EPILOG)(estimate)
 
 
 @app.command("regenerate", epilog=EPILOG)

@@ -8,6 +8,7 @@ import typer
 
 from dspark.cli import console
 from dspark.cli.options import JsonOption, examples
+from dspark.cli.remote_states import StatesDirOption, StatesModelOption, StatesOption, remote_target
 from dspark.cli.runner import INTERRUPTED
 from dspark.cli.session import open_native_target
 from dspark.cli.training_bar import training_bar
@@ -29,6 +30,7 @@ EPILOG = examples(
     "dspark train recipe.yaml --output runs/long --set optimiser.total_steps=20000",
     "dspark train recipe.yaml --output runs/dspark --features runs/features --json",
     "torchrun --nproc-per-node 3 -m dspark train recipe.yaml --output runs/dspark --target-ranks 1",
+    "dspark train recipe.yaml --output runs/dspark --features runs/features --states http://localhost:8000",
     "dspark train recipe.yaml --output runs/dspark --log tensorboard --set evaluation.patience=10",
 )
 
@@ -65,6 +67,9 @@ def train(
             "--target-ranks", metavar="N", min=0, help="How many of torchrun's processes run the target for the others."
         ),
     ] = 0,
+    states: StatesOption = None,
+    states_model: StatesModelOption = None,
+    states_dir: StatesDirOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train a drafter for a target. Ctrl-C saves the state; the same command goes on from there.
@@ -84,7 +89,8 @@ def train(
         quiet = json or not placement.leads
         watchers = open_watchers(log or (), output) if placement.leads else ()
         with console.status(f"Loading {plan.target} ...", quiet=quiet):
-            model = open_native_target(target or plan.target, sequence_kernel(resolve_precision(plan.precision)))
+            local = open_native_target(target or plan.target, sequence_kernel(resolve_precision(plan.precision)))
+            model = local if states is None else remote_target(local, plan, states, states_model, states_dir)
         with training_bar(quiet=quiet) as show:
 
             def watch(progress: "Progress") -> None:

@@ -14,10 +14,10 @@ from dspark.errors import ConfigError, DependencyError, EndpointError, FormatErr
 if TYPE_CHECKING:
     from httpx2 import AsyncBaseTransport, AsyncClient, Response
 
-_BUSY = frozenset({408, 409, 425, 429, *range(500, 600)})
+BUSY = frozenset({408, 409, 425, 429, *range(500, 600)})
 """Statuses that may pass."""
 
-_MISCONFIGURED = frozenset({401, 403, 404, 405})
+MISCONFIGURED = frozenset({401, 403, 404, 405})
 """Statuses that every request would get."""
 
 _HOPELESS = 8
@@ -145,11 +145,11 @@ class EndpointAnswers:
 
     def _refused(self, response: "Response") -> "_Setback":
         status, reason = response.status_code, f"HTTP {response.status_code}: {_message(response)}"
-        if status in _MISCONFIGURED:
+        if status in MISCONFIGURED:
             raise EndpointError(
                 f"{response.url} refuses: {reason}. Check the address, the model's name and the API key"
             )
-        return _Setback(reason, may_pass=status in _BUSY, asked_wait=_seconds(response.headers.get("Retry-After")))
+        return _Setback(reason, may_pass=status in BUSY, asked_wait=_seconds(response.headers.get("Retry-After")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,10 @@ class NativeTarget:
         """Float32 logits [..., V] of states [..., d] after the final norm."""
         return self._head(last_hidden.to(self.kernel.activation_dtype)).float()
 
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """The last layer's output [..., d] as the LM head reads it."""
+        return self._norm(hidden.to(self.kernel.activation_dtype))
+
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, cache: Cache, taps: Sequence[int] = ()) -> TargetOutput:
         """Append `token_ids` [T] to the request of `cache` and return their states.

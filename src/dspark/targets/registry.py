@@ -12,7 +12,7 @@ from dspark.errors import ConfigError, DependencyError, FormatError
 from dspark.nn.kernel_choice import KernelName
 from dspark.targets import embedded
 from dspark.targets.checkpoint import build_target, read_config, read_directory, read_gguf
-from dspark.targets.config import refusal
+from dspark.targets.config import DecoderConfig, refusal
 from dspark.targets.gguf_reader import GGUFFile
 from dspark.targets.gguf_tokenizer import read_tokenizer
 from dspark.targets.hub import download
@@ -56,6 +56,17 @@ def load_target(
     if reason is None:
         return build_target(read_directory(path, _name(name_or_path)), precision, kernel)
     return _load_adapted(path, _name(name_or_path), precision, reason)
+
+
+def load_config(name_or_path: str | Path) -> DecoderConfig:
+    """The shape of the target called `name_or_path`, without its weights.
+
+    Raises as `load_target` does; ConfigError where only transformers runs it.
+    """
+    if name_or_path == embedded.NAME:
+        return DecoderConfig.parse(read_config(embedded.converted_directory()))
+    path = resolve(name_or_path)
+    return DecoderConfig.parse(GGUFFile(path).config() if path.is_file() else read_config(path))
 
 
 def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
