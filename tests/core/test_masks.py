@@ -13,24 +13,25 @@ from dspark.errors import ConfigError
 def layouts(draw):
     lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
     anchors = sorted(draw(st.sets(st.integers(0, sum(lengths) - 1), max_size=8)))
-    return BlockLayout.pack(torch.tensor(anchors, dtype=torch.long), lengths, draw(st.integers(1, 4)))
+    gamma, window = draw(st.integers(1, 4)), draw(st.none() | st.integers(1, 6))
+    return BlockLayout.pack(torch.tensor(anchors, dtype=torch.long), lengths, gamma, window)
 
 
-def sees(anchors, documents, gamma, block, key):
-    """The sentence: context of the same document strictly before the anchor, or a slot of the same block."""
-    total, anchor = len(documents), anchors[block]
+def sees(layout, documents, block, key):
+    """The sentence: the window's context of the same document before the anchor, or a slot of the same block."""
+    total, anchor = len(documents), int(layout.anchors[block])
     if key < total:
-        return documents[key] == documents[anchor] and key < anchor
-    return (key - total) // gamma == block
+        near = layout.window is None or anchor - key <= layout.window
+        return documents[key] == documents[anchor] and key < anchor and near
+    return (key - total) // layout.gamma == block
 
 
 @settings(max_examples=40)
 @given(layouts())
 def test_the_dense_mask_is_the_definition(layout):
-    documents, anchors, gamma = layout.documents().tolist(), layout.anchors.tolist(), layout.gamma
-    queries = len(anchors) * gamma
+    documents, queries = layout.documents().tolist(), len(layout.anchors) * layout.gamma
     keys = len(documents) + queries
-    expected = [[sees(anchors, documents, gamma, q // gamma, k) for k in range(keys)] for q in range(queries)]
+    expected = [[sees(layout, documents, q // layout.gamma, k) for k in range(keys)] for q in range(queries)]
     assert layout.dense().tolist() == expected
 
 

@@ -1,5 +1,8 @@
 """The tiled and the cached attention, against plain attention under the dense mask."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -8,6 +11,7 @@ from dspark.drafters.attention import attend_cached, attend_tiles
 from tests.drafters.tiny import tensors
 
 LAYOUT = BlockLayout.pack(torch.tensor([0, 3, 6, 8, 9, 13]), (7, 9), gamma=3)
+WINDOWED = replace(LAYOUT, window=3)
 
 
 def inputs():
@@ -18,22 +22,23 @@ def inputs():
     return [t.clone().requires_grad_() for t in (q, k, v, context_k, context_v)]
 
 
-def dense(q, k, v, context_k, context_v):
+def dense(layout, q, k, v, context_k, context_v):
     keys = torch.cat((context_k, k.flatten(0, 1))).transpose(0, 1)
     values = torch.cat((context_v, v.flatten(0, 1))).transpose(0, 1)
     out = F.scaled_dot_product_attention(
-        q.flatten(0, 1).transpose(0, 1)[None], keys[None], values[None], LAYOUT.dense(), enable_gqa=True
+        q.flatten(0, 1).transpose(0, 1)[None], keys[None], values[None], layout.dense(), enable_gqa=True
     )
     return out[0].transpose(0, 1).view(q.shape)
 
 
-def test_tiles_equal_the_dense_mask_in_value_and_gradient():
+@pytest.mark.parametrize("layout", [LAYOUT, WINDOWED], ids=["whole", "windowed"])
+def test_tiles_equal_the_dense_mask_in_value_and_gradient(layout):
     reference, weight = inputs(), tensors(6, 3, 4, 8, seed=4)
-    expected = dense(*reference)
+    expected = dense(layout, *reference)
     (expected * weight).sum().backward()
     for size in (1, 2, 32):
         tiled = inputs()
-        out = attend_tiles(LAYOUT, tuple(LAYOUT.tiles(size)), (tiled[3], tiled[4]))(*tiled[:3])
+        out = attend_tiles(layout, tuple(layout.tiles(size)), (tiled[3], tiled[4]))(*tiled[:3])
         (out * weight).sum().backward()
         torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-5)
         for ours, theirs in zip(tiled, reference, strict=True):

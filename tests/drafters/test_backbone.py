@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from dspark.drafters.config import DrafterConfig
+from dspark.drafters.dspark import DSpark
 from dspark.errors import CapacityError, CompatibilityError
-from tests.drafters.tiny import CONFIG, drafter, tensors
+from tests.drafters.tiny import CONFIG, CONVOLVED, EXTENDED, PRODUCTION, WINDOWED, drafter, shared, tensors
 
 LENGTH = 20
 FEATURES = tensors(LENGTH, CONFIG.features_width, seed=5)
@@ -15,12 +16,16 @@ TOKENS = torch.arange(LENGTH) % 29
 ANCHORS = torch.tensor([3, 9, 10, 17])
 
 
-def states(features=FEATURES, tokens=TOKENS, anchors=ANCHORS, **options):
+BOTH = replace(CONVOLVED, sliding_window=5)
+EVERY = pytest.mark.parametrize("config", [CONFIG, BOTH, PRODUCTION], ids=["plain", "convolved", "production"])
+
+
+def states(features=FEATURES, tokens=TOKENS, anchors=ANCHORS, config=CONFIG, **options):
     with torch.no_grad():
-        return drafter().training_states(features, tokens, anchors, **options)
+        return drafter(config).training_states(features, tokens, anchors, **options)
 
 
-@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, attention_bias=True, num_key_value_heads=1)])
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, attention_bias=True, num_key_value_heads=1), *EXTENDED])
 @pytest.mark.parametrize("gamma", [4, 2])
 def test_training_equals_incremental_inference(config: DrafterConfig, gamma: int):
     module = drafter(config)
@@ -33,8 +38,9 @@ def test_training_equals_incremental_inference(config: DrafterConfig, gamma: int
         torch.testing.assert_close(block.hidden, trained[index], atol=1e-5, rtol=1e-5)
 
 
-def test_rolled_back_context_leaves_no_trace():
-    module = drafter()
+@EVERY
+def test_rolled_back_context_leaves_no_trace(config):
+    module = drafter(config)
     straight, detour = module.new_cache(LENGTH), module.new_cache(LENGTH)
     module.extend(FEATURES[:9], straight)
     module.extend(FEATURES[:6], detour)
@@ -45,12 +51,13 @@ def test_rolled_back_context_leaves_no_trace():
     torch.testing.assert_close(module.begin(7, detour).hidden, module.begin(7, straight).hidden)
 
 
+@EVERY
 @pytest.mark.parametrize("position", [9, 10, 12, 19])
-def test_features_at_or_behind_the_anchor_move_nothing(position):
+def test_features_at_or_behind_the_anchor_move_nothing(position, config):
     spoiled = FEATURES.clone()
     spoiled[position:] += 10
     early = position >= ANCHORS
-    changed = (states(spoiled) - states()).abs().amax(dim=(1, 2)) > 0
+    changed = (states(spoiled, config=config) - states(config=config)).abs().amax(dim=(1, 2)) > 0
     assert changed.tolist() == early.logical_not().tolist()
 
 
@@ -61,33 +68,60 @@ def test_the_feature_just_before_the_anchor_is_seen():
     assert changed.tolist() == [False, True, True, True]
 
 
-def test_other_blocks_move_nothing():
-    torch.testing.assert_close(states(anchors=torch.tensor([9])), states()[1:2], atol=1e-6, rtol=1e-5)
+@pytest.mark.parametrize("distance", range(1, 9))
+def test_a_window_ends_so_many_tokens_before_the_anchor(distance):
+    spoiled = FEATURES.clone()
+    spoiled[17 - distance] += 10
+    moved = (states(spoiled, config=WINDOWED) - states(config=WINDOWED))[3].abs().amax(-1) > 0
+    assert moved.tolist() == [distance <= 5] * 4
+
+
+@EVERY
+def test_other_blocks_move_nothing(config):
+    alone = states(anchors=torch.tensor([9]), config=config)
+    torch.testing.assert_close(alone, states(config=config)[1:2], atol=1e-6, rtol=1e-5)
     tokens = TOKENS.clone()
     tokens[10] = 28
-    changed = (states(tokens=tokens) - states()).abs().amax(dim=(1, 2)) > 0
+    changed = (states(tokens=tokens, config=config) - states(config=config)).abs().amax(dim=(1, 2)) > 0
     assert changed.tolist() == [False, False, True, False]
 
 
-def test_other_documents_move_nothing_and_positions_restart():
+@EVERY
+def test_other_documents_move_nothing_and_positions_restart(config):
     packed = states(
         torch.cat((tensors(6, CONFIG.features_width, seed=8), FEATURES)),
         torch.cat((torch.zeros(6, dtype=torch.long), TOKENS)),
         torch.cat((torch.tensor([2, 5]), ANCHORS + 6)),
         lengths=(6, LENGTH),
+        config=config,
     )
-    torch.testing.assert_close(packed[2:], states(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packed[2:], states(config=config), atol=1e-5, rtol=1e-5)
 
 
-def test_an_anchor_without_context_is_allowed():
-    assert torch.isfinite(states(anchors=torch.tensor([0]))).all()
+@EVERY
+def test_an_anchor_without_context_is_allowed(config):
+    assert torch.isfinite(states(anchors=torch.tensor([0]), config=config)).all()
 
 
-def test_every_trained_tensor_receives_a_gradient():
-    module = drafter()
+@pytest.mark.parametrize("config", [CONFIG, *EXTENDED])
+def test_a_fresh_drafter_is_its_plain_backbone(config):
+    """Ingredients start as the identity: with equal weights otherwise, states are equal."""
+    rich, plain = DSpark(replace(config, sliding_window=None), *shared()), DSpark(CONFIG, *shared())
+    rich.initialize(torch.Generator().manual_seed(1), std=0.3)
+    weights = {name.replace("mlp.shared_experts", "mlp"): tensor for name, tensor in rich.state_dict().items()}
+    plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
+    with torch.no_grad():
+        found, expected = (module.training_states(FEATURES, TOKENS, ANCHORS) for module in (rich, plain))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", [CONFIG, *EXTENDED])
+def test_every_trained_tensor_receives_a_gradient(config):
+    module = drafter(config, seed=2)  # with a seed that leaves no expert idle
     hidden = module.training_states(FEATURES, TOKENS, ANCHORS)
     previous = TOKENS[ANCHORS[:, None] + torch.arange(4).clamp(max=2)]
-    loss = module.draft_logits(hidden, previous).square().sum() + module.confidence_logits(hidden, previous).sum()
+    logits = module.draft_logits(hidden, previous)
+    loss = logits[logits.isfinite()].square().sum() + module.confidence_logits(hidden, previous).sum()
     loss.backward()
     assert [name for name, p in module.named_parameters() if p.grad is None or not p.grad.any()] == []
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dspark.drafters.config import spread_target_layers
+from dspark.drafters.ingredients import Convolution, Experts, HyperConnections
 from dspark.errors import ConfigError
 from tests.drafters.tiny import CONFIG, DFLASH
 
@@ -26,11 +27,31 @@ from tests.drafters.tiny import CONFIG, DFLASH
         ({"head_dim": 7}, "even"),
         ({"block_size": 0}, "block_size is 0"),
         ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"candidates": 0}, "candidates is 0"),
+        ({"candidates": 10, "draft_vocab_size": 9}, r"candidates is 10, outside \[1, 9\]"),
+        ({"candidates": 4, "markov_rank": 0, "enable_confidence_head": False}, "chooses among the 4 candidates"),
+        ({"sliding_window": 0}, "sliding_window is 0"),
+        ({"convolution": Convolution(2, 5)}, "groups of 5 channels do not fill hidden_size 16"),
     ],
 )
 def test_impossible_configurations_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         replace(CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Convolution(taps=0), "taps is 0"),
+        (lambda: Experts(routed=2, active=3), "3 active of 2 routed"),
+        (lambda: Experts(width=0), "width is 0"),
+        (lambda: HyperConnections(streams=1), "streams is 1; expected at least 2"),
+        (lambda: HyperConnections(iterations=0), "iterations is 0"),
+    ],
+)
+def test_impossible_ingredients_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
 
 
 def test_widths_follow_from_the_sizes():

@@ -11,7 +11,7 @@ from dspark.drafters.extras import DrafterExtras, Layout
 from dspark.drafters.formats.deepspec import build_dspark, open_checkpoint, shared_tensors
 from dspark.drafters.registry import save_drafter
 from dspark.errors import FormatError
-from tests.drafters.tiny import CONFIG, DFLASH, KINDS, drafter, shared, with_head
+from tests.drafters.tiny import CONFIG, DFLASH, DFLASH2, EXTENDED, KINDS, PRODUCTION, drafter, shared, with_head
 
 KEPT = torch.tensor([29, 3, 4, 17, 11])
 EXTRAS = DrafterExtras(
@@ -51,6 +51,8 @@ def edit_tensors(directory, **changes):
         (replace(CONFIG, confidence_head_with_markov=False), None),
         (replace(CONFIG, draft_vocab_size=5), KEPT),
         (replace(CONFIG, attention_bias=True, rope_theta=5e5, max_position_embeddings=99), None),
+        *((config, None) for config in EXTENDED),
+        (replace(DFLASH2, draft_vocab_size=5), KEPT),
     ],
 )
 @pytest.mark.parametrize("include_shared", [False, True])
@@ -166,6 +168,50 @@ def test_malformed_configurations_are_refused(tmp_path, changes, message):
     saved(tmp_path)
     edit_config(tmp_path, **changes)
     with pytest.raises(FormatError, match=message):
+        open_checkpoint(tmp_path)
+
+
+def ingredients(**changes):
+    full = {"experts": {"routed": 4, "active": 2, "width": 12}, "hyper_connections": {"streams": 3, "iterations": 20}}
+    return {"ingredients": {key: value for key, value in (full | changes).items() if value is not ...}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (ingredients(dropout=1), r"ingredients has \['dropout'\], expected only"),
+        (ingredients(experts={"routed": 4, "active": 2, "width": 12, "top": 1}), r"ingredients.experts has \['top'\]"),
+        (ingredients(experts={"routed": 4, "active": 2}), "lacks `width`"),
+        (ingredients(experts={"routed": 4, "active": 5, "width": 12}), "5 active of 4 routed"),
+        (ingredients(experts=...), r"missing layers\.0\.mlp\.down_proj"),
+        (ingredients(convolution={"taps": 2, "group": 4}), r"missing layers\.0\.attention_conv\.base_kernel"),
+        (ingredients(convolution={"taps": 2, "group": 5}), "groups of 5 channels do not fill"),
+        (ingredients(hyper_connections={"streams": 1, "iterations": 20}), "streams is 1; expected at least 2"),
+        (ingredients(candidates=0), r"candidates is 0, outside \[1, 31\]"),
+        ({"ingredients": 3}, "expected an object"),
+        ({"use_sliding_window": False}, "layer_types has"),
+        ({"layer_types": ["full_attention"] * 2}, "makes every layer sliding_attention"),
+        ({"sliding_window": None}, "lacks `sliding_window`"),
+        ({"architectures": ["Qwen3DSparkModel"]}, "`use_sliding_window` is True"),
+    ],
+)
+def test_ingredients_are_read_strictly(tmp_path, changes, message):
+    saved(tmp_path, PRODUCTION)
+    edit_config(tmp_path, **changes)
+    with pytest.raises(FormatError, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_deepspecs_reader_would_refuse_what_it_does_not_have(tmp_path):
+    for config in EXTENDED:
+        saved(tmp_path, config)
+        assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["ExtendedDSparkModel"]
+
+
+def test_ingredients_are_not_overlooked_under_deepspecs_name(tmp_path):
+    saved(tmp_path, DFLASH2)
+    edit_config(tmp_path, architectures=["Qwen3DSparkModel"])
+    with pytest.raises(FormatError, match="`ingredients`"):
         open_checkpoint(tmp_path)
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from dspark.drafters.eagle3 import Eagle3, Eagle3Config
-from dspark.drafters.formats.deepspec_tensors import draft_map_shapes, own_shapes, shared_shapes
-from tests.drafters.tiny import CONFIG, DFLASH, KINDS, drafter, shared, with_head
+from dspark.drafters.formats.deepspec_tensors import draft_map_shapes, own_shapes, shared_shapes, stored_name
+from tests.drafters.tiny import CONFIG, DFLASH, DFLASH2, INGREDIENTS, KINDS, PRODUCTION, drafter, shared, with_head
 
 
 def shapes(module):
-    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    return {stored_name(name, module.config): tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,26 @@ def shapes(module):
         replace(CONFIG, enable_confidence_head=False),
         replace(CONFIG, markov_rank=0, confidence_head_with_markov=False),
         replace(CONFIG, attention_bias=True, num_hidden_layers=1, head_dim=6),
+        *INGREDIENTS,
+        DFLASH2,
+        PRODUCTION,
     ],
 )
 def test_dspark_and_dflash(config):
     assert own_shapes(config) == shapes(drafter(config))
+
+
+def test_dflash2_has_its_released_names():
+    shapes = own_shapes(replace(DFLASH2, draft_vocab_size=9))
+    assert shapes["layers.1.attention_conv.base_kernel"] == (2, 2, 16)
+    assert shapes["layers.1.mlp_conv.kernel_projection.weight"] == (2 * 2 * 16 // 4, 16)
+    selector = {name: shape for name, shape in shapes.items() if name.startswith("candidate_selector.")}
+    assert selector == {
+        "candidate_selector.predecessor_codebook": (31, 6),
+        "candidate_selector.successor_codebook": (9, 6),
+        "candidate_selector.hidden_projection.weight": (6, 16),
+    }
+    assert not any(name.startswith("markov_head") for name in shapes)
 
 
 def test_a_pruned_vocabulary():

@@ -77,3 +77,34 @@ def test_the_recurrence_by_hand():
 def test_rank_zero_has_no_head():
     config = replace(CONFIG, markov_rank=0, enable_confidence_head=False)
     assert build_head(config) is None
+
+
+@torch.no_grad()
+def test_the_selector_is_the_released_edge():
+    """edge(p -> c) = unary[c] + < A[p] * H(h), B[c] >."""
+    module = drafter(with_head(HeadKind.SELECTOR))
+    base = module.base_logits(HIDDEN)
+    head = module.markov_head
+    a, b, h = head.markov_w1.weight, head.markov_w2.weight, head.hidden_projection.weight
+    for block in range(2):
+        for slot in range(4):
+            gate = h @ HIDDEN[block, slot]
+            expected = base[block, slot] + b @ (a[PREVIOUS[block, slot]] * gate)
+            torch.testing.assert_close(module.draft_logits(HIDDEN, PREVIOUS)[block, slot], expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_candidates_are_the_likeliest_base_tokens_and_keep_their_logits(kind):
+    free, bound = drafter(with_head(kind)), drafter(replace(with_head(kind), candidates=5))
+    base, logits = free.base_logits(HIDDEN), bound.draft_logits(HIDDEN, PREVIOUS)
+    likeliest = torch.zeros_like(base, dtype=torch.bool).scatter(-1, base.topk(5).indices, True)
+    assert torch.equal(logits.isfinite(), likeliest)
+    torch.testing.assert_close(logits[likeliest], free.draft_logits(HIDDEN, PREVIOUS)[likeliest])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_all_tokens_as_candidates_are_no_restriction(kind):
+    free, bound = drafter(with_head(kind)), drafter(replace(with_head(kind), candidates=CONFIG.vocab_size))
+    torch.testing.assert_close(bound.draft_logits(HIDDEN, PREVIOUS), free.draft_logits(HIDDEN, PREVIOUS))

@@ -9,7 +9,21 @@ from dspark.drafters.registry import load_drafter, save_drafter
 from dspark.errors import ConfigError
 from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.linear import HalfKernel, OneDnnKernel
-from tests.drafters.tiny import CONFIG, KINDS, drafter, target, tensors, with_head
+from tests.drafters.tiny import (
+    CONFIG,
+    CONVOLVED,
+    DFLASH2,
+    EXTENDED,
+    KINDS,
+    MIXED,
+    PRODUCTION,
+    STREAMED,
+    WINDOWED,
+    drafter,
+    target,
+    tensors,
+    with_head,
+)
 
 KERNELS = [
     "plain",
@@ -22,10 +36,25 @@ KERNELS = [
 ]
 
 
+BEYOND_QWEN3 = [CONVOLVED, WINDOWED, STREAMED]
+DISCRETE = [MIXED, DFLASH2, PRODUCTION]
+"""Drafters that a rounding error may send to another expert or candidate: compared where products are float32."""
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_packing_changes_rounding_only(tmp_path, kernel, kind):
-    save_drafter(drafter(with_head(kind)), tmp_path, DrafterExtras())
+@pytest.mark.parametrize("config", [*map(with_head, KINDS), *BEYOND_QWEN3])
+def test_packing_changes_rounding_only(tmp_path, config, kernel):
+    _check_packed(tmp_path, config, kernel)
+
+
+@pytest.mark.parametrize("kernel", [KERNELS[0], KERNELS[-1]])
+@pytest.mark.parametrize("config", DISCRETE)
+def test_packing_sends_slots_to_the_same_experts_and_candidates(tmp_path, config, kernel):
+    _check_packed(tmp_path, config, kernel)
+
+
+def _check_packed(tmp_path, config, kernel):
+    save_drafter(drafter(config), tmp_path, DrafterExtras())
     features, steps = tensors(6, CONFIG.features_width), []
     plain, packed = load_drafter(tmp_path, target(), kernel=None), load_drafter(tmp_path, target(), kernel)
     for module in (plain, packed):
@@ -38,6 +67,13 @@ def test_packing_changes_rounding_only(tmp_path, kernel, kind):
     for (logits, confidence), (other, also) in zip(*steps, strict=True):
         torch.testing.assert_close(other, logits, atol=tolerance, rtol=2e-3)
         assert also == pytest.approx(confidence, abs=tolerance)
+
+
+@pytest.mark.skipif(not CompiledKernel.available(), reason="no C++ compiler")
+@pytest.mark.parametrize("config", EXTENDED)
+def test_layers_beyond_qwen3_are_not_compiled_as_if_they_were_plain(tmp_path, config):
+    save_drafter(drafter(config), tmp_path, DrafterExtras())
+    assert (load_drafter(tmp_path, target(), "compiled").compiled is None) == (not config.has_plain_layers)
 
 
 def test_no_plain_matrix_or_norm_is_left(tmp_path):

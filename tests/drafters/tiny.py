@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dspark.drafters.config import DrafterConfig, HeadKind
 from dspark.drafters.dspark import DSpark
+from dspark.drafters.ingredients import Convolution, Experts, HyperConnections
 from dspark.types import TargetInfo
 
 CONFIG = DrafterConfig(
@@ -44,7 +45,7 @@ def drafter(config: DrafterConfig = CONFIG, kept: Tensor | None = None, seed: in
     module.initialize(generator, std=0.3)
     with torch.no_grad():
         for parameter in module.parameters():
-            if parameter.ndim == 1:
+            if parameter.ndim != 2 or not parameter.any():  # norms, biases, and what starts as the identity
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
     return module
 
@@ -54,6 +55,17 @@ def with_head(kind: HeadKind) -> DrafterConfig:
 
 
 DFLASH = replace(CONFIG, markov_rank=0, enable_confidence_head=False)
+
+CONVOLVED = replace(CONFIG, convolution=Convolution(taps=2, group=4))
+WINDOWED = replace(CONFIG, sliding_window=5)
+MIXED = replace(CONFIG, experts=Experts(routed=4, active=2, width=12))
+STREAMED = replace(CONFIG, hyper_connections=HyperConnections(streams=3, iterations=20))
+INGREDIENTS = [CONVOLVED, WINDOWED, MIXED, STREAMED]
+"""Each thing that layers may have beyond Qwen3's, alone."""
+
+DFLASH2 = replace(CONVOLVED, markov_head_type=HeadKind.SELECTOR, candidates=5)
+PRODUCTION = replace(WINDOWED, experts=MIXED.experts, hyper_connections=STREAMED.hyper_connections)
+EXTENDED = [*INGREDIENTS, DFLASH2, PRODUCTION]
 
 
 @dataclass(frozen=True)

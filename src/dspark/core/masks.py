@@ -1,8 +1,8 @@
 """Who sees whom in a training step: the one definition of the block mask, dense, tiled or asked index by index.
 
 Documents are packed end to end into T context tokens. Blocks of gamma slots hang on A anchors, given as packed indices
-in ascending order. A slot of anchor a in document s sees the context of s strictly before a, and every slot of its own
-block in both directions; nothing else.
+in ascending order. A slot of anchor a in document s sees the context of s strictly before a (with a sliding window, the
+last so many tokens of it, alike for all slots), and every slot of its own block in both directions; nothing else.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Blocks `first:last` of one document and the context `start:stop` that the last of them can see.
+    """Blocks `first:last` of one document and the context `start:stop` that any of them can see.
 
     `visible` [last - first, stop - start] says which of these keys each block sees.
     """
@@ -34,21 +34,25 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """A blocks of `gamma` slots at ascending packed indices `anchors` [A] among documents of `lengths` tokens."""
+    """A blocks of `gamma` slots at ascending packed indices `anchors` [A] among documents of `lengths` tokens.
+
+    `window` is the context that a block sees, counted back from its anchor; None is all of it.
+    """
 
     anchors: Tensor
     lengths: tuple[int, ...]
     gamma: int
+    window: int | None = None
 
     @classmethod
-    def pack(cls, anchors: Tensor, lengths: Sequence[int], gamma: int) -> "BlockLayout":
+    def pack(cls, anchors: Tensor, lengths: Sequence[int], gamma: int, window: int | None = None) -> "BlockLayout":
         """Check and build. Raises ConfigError for anchors out of order or out of range."""
         total = sum(lengths)
         if anchors.numel() and (int(anchors.min()) < 0 or int(anchors.max()) >= total):
             raise ConfigError(f"anchors must lie in [0, {total}), found {int(anchors.min())} to {int(anchors.max())}")
         if bool((anchors[1:] < anchors[:-1]).any()):
             raise ConfigError("anchors must be ascending packed indices; sort them")
-        return cls(anchors, tuple(lengths), gamma)
+        return cls(anchors, tuple(lengths), gamma, window)
 
     def documents(self) -> Tensor:
         """Document number [T] of every context token."""
@@ -75,7 +79,7 @@ class BlockLayout:
             anchor = anchors[block]
             same_document = documents[key.clamp(max=total - 1)] == documents[anchor]
             same_block = (key >= total) & ((key - total) // gamma == block)
-            return ((key < anchor) & same_document) | same_block
+            return (self._reach(key, anchor) & same_document) | same_block
 
         return sees
 
@@ -101,8 +105,17 @@ class BlockLayout:
                 last = first + 1
                 while last < min(len(anchors), first + size) and anchors[last] < end:
                     last += 1
-                stop = anchors[last - 1]
-                keys = torch.arange(start, stop, device=self.anchors.device)
-                yield Tile(first, last, start, stop, keys < self.anchors[first:last, None])
+                nearest, stop = self._window_start(start, anchors[first]), anchors[last - 1]
+                keys = torch.arange(nearest, stop, device=self.anchors.device)
+                yield Tile(first, last, nearest, stop, self._reach(keys, self.anchors[first:last, None]))
                 first = last
             start = end
+
+    def _reach(self, keys: Tensor, anchors: Tensor) -> Tensor:
+        """Whether packed `keys` stand before `anchors` and not too far; shapes broadcast."""
+        before = keys < anchors
+        return before if self.window is None else before & (keys >= anchors - self.window)
+
+    def _window_start(self, start: int, anchor: int) -> int:
+        """The first context token of a document from `start` on that a block at `anchor` sees."""
+        return start if self.window is None else max(start, anchor - self.window)

@@ -15,40 +15,44 @@ from dspark.drafters.block_attention import block_attention
 from dspark.drafters.cache import DraftCache
 from dspark.drafters.compiled_backbone import CompiledBackbone, compiled_backbone
 from dspark.drafters.config import DrafterConfig
+from dspark.drafters.convolution import build_convolution
 from dspark.drafters.drafter_module import DrafterModule
+from dspark.drafters.hyper_connection import build_residual, merge_streams, split_streams
+from dspark.drafters.mlp import MixtureOfExperts, build_mlp
 from dspark.nn.linear import LinearKernel
 from dspark.nn.norm import RMSNorm
 from dspark.nn.rope import Rotary
 from dspark.types import Cache
 
 
-class DraftMLP(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return output
-
-
 class DraftLayer(nn.Module):
-    """One pre-norm layer. Block states are normed before attention; context features enter as they are."""
+    """One pre-norm layer. Block states are normed before attention; context features enter as they are.
 
-    def __init__(self, config: DrafterConfig) -> None:
+    Each of the two sublayers stands inside its residual, between the sides of its convolution if there is one.
+    """
+
+    def __init__(self, config: DrafterConfig, index: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = DraftAttention(config, config.hidden_size)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = DraftMLP(config.hidden_size, config.intermediate_size)
+        self.mlp = build_mlp(config)
+        self.attention_conv, self.mlp_conv = build_convolution(config), build_convolution(config)
+        self.attention_residual = build_residual(config, site=2 * index)
+        self.mlp_residual = build_residual(config, site=2 * index + 1)
 
     def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
-        output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        def attention(states: Tensor) -> Tensor:
+            normed = self.input_layernorm(states)
+            output: Tensor = self.attention_conv(normed, lambda y: self.self_attn(y, rope, attend))
+            return output
+
+        def mlp(states: Tensor) -> Tensor:
+            output: Tensor = self.mlp_conv(self.post_attention_layernorm(states), self.mlp)
+            return output
+
+        x = self.attention_residual(x, attention)
+        output: Tensor = self.mlp_residual(x, mlp)
         return output
 
 
@@ -60,7 +64,7 @@ class DFlash(DrafterModule):
         self.config = config
         self.fc = nn.Linear(config.features_width, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(DraftLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary.plain(config.head_dim, config.rope_theta)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
@@ -102,11 +106,19 @@ class DFlash(DrafterModule):
 
     def run_blocks(self, x: Tensor, positions: Tensor, attends: Sequence[Attend]) -> Tensor:
         """Hidden states [A, G, d] after the final norm of embedded blocks at `positions` [A, G]."""
-        rope = self.rotary.at(positions)
+        rope, streams = self.rotary.at(positions), self.config.hyper_connections
+        if streams is not None:
+            x = split_streams(x, streams.streams)
         for layer, attend in zip(self.layers, attends, strict=True):
             x = layer(x, rope, attend)
-        hidden: Tensor = self.norm(x)
+        hidden: Tensor = self.norm(x if streams is None else merge_streams(x))
         return hidden
+
+    def after_update(self) -> None:
+        """Let mixtures of experts even out the load that they saw since the last update."""
+        for layer in self.draft_layers():
+            if isinstance(layer.mlp, MixtureOfExperts):
+                layer.mlp.rebalance()
 
     def training_states(
         self,
@@ -138,7 +150,7 @@ class DFlash(DrafterModule):
         self, features: Tensor, anchor_ids: Tensor, anchors: Tensor, lengths: Sequence[int] | None, gamma: int
     ) -> Tensor:
         """`training_states` for anchors whose token ids [A] are known."""
-        layout = BlockLayout.pack(anchors, lengths or (len(features),), gamma)
+        layout = BlockLayout.pack(anchors, lengths or (len(features),), gamma, self.config.sliding_window)
         context, rope = self.context(features), self.rotary.at(layout.positions())
         attention = block_attention(layout)
         attends = [attention(layer.self_attn.keys_values(context, rope)) for layer in self.draft_layers()]
@@ -171,5 +183,9 @@ class DFlash(DrafterModule):
             hidden: Tensor = self.norm(self.compiled.block(blocks[0], cache))
             return hidden
         positions = cache.length + torch.arange(gamma, device=device)
-        attends = [attend_cached(k, v, cache.length) for k, v in zip(cache.keys, cache.values, strict=True)]
+        first = 0 if self.config.sliding_window is None else max(0, cache.length - self.config.sliding_window)
+        attends = [
+            attend_cached(k[:, first:], v[:, first:], cache.length - first)
+            for k, v in zip(cache.keys, cache.values, strict=True)
+        ]
         return self.run_blocks(blocks, positions[None], attends)[0]

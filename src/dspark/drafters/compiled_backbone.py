@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dspark.drafters.cache import DraftCache
+from dspark.drafters.mlp import DraftMLP
 from dspark.nn.compiled.context import CompiledContext
 from dspark.nn.compiled.linear import CompiledKernel, CompiledLinear
 from dspark.nn.compiled.stack import CompiledStack, StackCache, StackLayer, StackShape
@@ -55,12 +56,15 @@ class CompiledBackbone:
 
 
 def compiled_backbone(backbone: "DFlash", kernel: LinearKernel) -> CompiledBackbone | None:
-    """The compiled form of `backbone`, or None if `kernel` is another one."""
-    return CompiledBackbone(backbone, kernel) if isinstance(kernel, CompiledKernel) else None
+    """The compiled form of `backbone`, or None if `kernel` is another one or the layers are not plain."""
+    if not isinstance(kernel, CompiledKernel) or not backbone.config.has_plain_layers:
+        return None
+    return CompiledBackbone(backbone, kernel)
 
 
 def _stack_layer(layer: "DraftLayer", kernel: CompiledKernel) -> StackLayer:
     attention, mlp = layer.self_attn, layer.mlp
+    assert isinstance(mlp, DraftMLP)
     return StackLayer(
         input_norm=_scale(layer.input_layernorm),
         qkv=_side_by_side(kernel, attention.q_proj, attention.k_proj, attention.v_proj),

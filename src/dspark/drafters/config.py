@@ -5,6 +5,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Protocol
 
+from dspark.drafters.ingredients import Convolution, Experts, HyperConnections
 from dspark.errors import ConfigError
 
 
@@ -45,11 +46,12 @@ class DrafterShape(DecoderShape, Protocol):
 
 
 class HeadKind(StrEnum):
-    """Sequential heads by DeepSpec's `markov_head_type`."""
+    """Sequential heads by DeepSpec's `markov_head_type`, and DFlash 2's selector."""
 
     VANILLA = "vanilla"
     GATED = "gated"
     RNN = "rnn"
+    SELECTOR = "selector"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,10 @@ class DrafterConfig:
     `block_size` is gamma, the drafts of one pass. Layer ids count decoder layers of a target with `num_target_layers`
     of them, -1 being the embedding. `markov_rank` 0 without confidence head is DFlash. `draft_vocab_size` is the size
     of a pruned draft vocabulary, None when drafts range over all `vocab_size` target tokens.
+
+    Beyond DeepSpec: `candidates` restricts drafts to the K likeliest tokens of the base logits, among which the
+    sequential head then chooses; `sliding_window` lets a block see only so much context before its anchor;
+    `convolution`, `experts` and `hyper_connections` change the layers. None switches each of them off.
 
     Raises ConfigError for combinations that no drafter can have.
     """
@@ -83,6 +89,11 @@ class DrafterConfig:
     rope_theta: float = 10_000.0
     attention_bias: bool = False
     max_position_embeddings: int = 32_768
+    candidates: int | None = None
+    sliding_window: int | None = None
+    convolution: Convolution | None = None
+    experts: Experts | None = None
+    hyper_connections: HyperConnections | None = None
 
     def __post_init__(self) -> None:
         check_decoder_shape(self)
@@ -91,6 +102,7 @@ class DrafterConfig:
         check_target_layers(self.target_layer_ids, self.num_target_layers)
         _check_vocabulary(self)
         _check_heads(self)
+        _check_ingredients(self)
 
     @property
     def gamma(self) -> int:
@@ -116,6 +128,16 @@ class DrafterConfig:
     def is_dflash(self) -> bool:
         """No sequential head and no confidence head."""
         return self.markov_rank == 0 and not self.enable_confidence_head
+
+    @property
+    def has_plain_layers(self) -> bool:
+        """Qwen3 layers over the whole context and nothing else: what compiled calls and DeepSpec's reader know."""
+        return (self.sliding_window, self.convolution, self.experts, self.hyper_connections) == (None,) * 4
+
+    @property
+    def is_deepspec(self) -> bool:
+        """Whether DeepSpec has all parts of this drafter."""
+        return self.has_plain_layers and self.candidates is None and self.markov_head_type is not HeadKind.SELECTOR
 
 
 def spread_target_layers(num_target_layers: int, taps: int = 5) -> tuple[int, ...]:
@@ -174,4 +196,20 @@ def _check_heads(config: DrafterConfig) -> None:
         raise ConfigError(
             "confidence_head_with_markov needs a Markov embedding, but markov_rank is 0; "
             "set markov_rank above 0 or confidence_head_with_markov to false"
+        )
+
+
+def _check_ingredients(config: DrafterConfig) -> None:
+    if config.candidates is not None and not 1 <= config.candidates <= config.draft_vocabulary:
+        raise ConfigError(f"candidates is {config.candidates}, outside [1, {config.draft_vocabulary}]")
+    if config.candidates is not None and config.markov_rank == 0:
+        raise ConfigError(
+            f"a sequential head chooses among the {config.candidates} candidates, but markov_rank is 0; "
+            "set it above 0 or leave candidates out"
+        )
+    if config.sliding_window is not None and config.sliding_window < 1:
+        raise ConfigError(f"sliding_window is {config.sliding_window}; expected at least 1 context token, or none set")
+    if config.convolution is not None and config.hidden_size % config.convolution.group:
+        raise ConfigError(
+            f"convolution: groups of {config.convolution.group} channels do not fill hidden_size {config.hidden_size}"
         )

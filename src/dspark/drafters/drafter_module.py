@@ -5,6 +5,7 @@ Shapes: T context tokens, m taps, A anchors, G slots (gamma), N supervised slots
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,13 @@ from dspark.drafters.config import DrafterShape
 from dspark.errors import ConfigError
 from dspark.nn.linear import Linear, LinearKernel
 from dspark.types import Cache, DraftBlock, DrafterInfo
+
+
+@runtime_checkable
+class IdentityStart(Protocol):
+    """A part of a drafter that can be made to change nothing until it has learned."""
+
+    def start_as_identity(self) -> None: ...
 
 
 class DrafterModule(nn.Module):
@@ -84,16 +92,29 @@ class DrafterModule(nn.Module):
         """Confidence logits [A, G], or None without a confidence head; arguments as for `draft_logits`."""
         return None
 
+    def unpacked(self) -> tuple[nn.Module, ...]:
+        """Linear modules that inference leaves as they are; here: none."""
+        return ()
+
     def compile_for(self, kernel: LinearKernel) -> None:
         """Prepare faster inference with `kernel`, before the matrices are packed; here: nothing."""
 
     def initialize(self, generator: torch.Generator, std: float = 0.02) -> None:
-        """Fresh weights as DeepSpec draws them: matrices from N(0, std^2), biases 0, norms 1."""
+        """Fresh weights as DeepSpec draws them: matrices from N(0, std^2), biases 0, norms 1.
+
+        What layers have beyond Qwen3's starts as the identity.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=std, generator=generator)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, IdentityStart):
+                module.start_as_identity()
+
+    def after_update(self) -> None:
+        """What follows an optimiser step beside gradients; here: nothing."""
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """U = head(h), [..., V_draft] of hidden states [..., d]."""

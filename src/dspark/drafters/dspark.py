@@ -4,7 +4,7 @@ Shapes: A blocks, G slots (gamma), T context tokens, d width, m taps, R rank, V 
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dspark.core.factored_logits import FactoredLogits
 from dspark.drafters.backbone import DFlash
@@ -12,7 +12,7 @@ from dspark.drafters.cache import DraftCache
 from dspark.drafters.confidence import ConfidenceHead
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.drafter_module import check_shared
-from dspark.drafters.heads import build_head
+from dspark.drafters.heads import MarkovHead, build_head, choose_among
 from dspark.errors import ConfigError
 from dspark.types import NOT_RECORDED, Acceptance, Cache, DrafterInfo
 
@@ -51,7 +51,17 @@ class DSpark(DFlash):
         logits = self.base_logits(hidden)
         if self.markov_head is None:
             return logits
-        return logits + self.markov_head.bias(self.markov_latents(hidden, previous))
+        return self.biased(logits, self.markov_head, self.markov_latents(hidden, previous))
+
+    def biased(self, base: Tensor, head: MarkovHead, latent: Tensor) -> Tensor:
+        """Draft logits of base logits [..., V_draft] and latents [..., R]; -inf for tokens outside the `candidates`."""
+        if self.config.candidates is None:
+            return base + head.bias(latent)
+        return choose_among(base, self.config.candidates, head, latent)
+
+    def unpacked(self) -> tuple[nn.Module, ...]:
+        """W2, if only the candidates' rows of it are read and it is never multiplied."""
+        return () if self.markov_head is None or self.config.candidates is None else (self.markov_head.markov_w2,)
 
     def factors(self, hidden: Tensor, previous: Tensor, supervised: Tensor) -> FactoredLogits:
         """Logits [N, V_draft] of the `supervised` [A, G] slots as factors: [h ; latent] [head ; W2]^T."""
@@ -113,7 +123,7 @@ class DSparkBlock:
         embedded = None if head is None else head.embed(token)
         if head is not None and embedded is not None:
             latent, self._state = head.step(hidden, embedded, self._state)
-            logits = logits + head.bias(latent)
+            logits = self._drafter.biased(logits, head, latent)
         confidence = self._drafter.confidence_of(hidden, embedded)
         self._slot += 1
         return logits[0].float(), None if confidence is None else float(confidence)

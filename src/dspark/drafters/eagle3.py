@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from dspark.drafters.attention import DraftAttention
-from dspark.drafters.backbone import DraftMLP
 from dspark.drafters.chain import ChainDrafter, ChainLayer
 from dspark.drafters.config import check_decoder_shape, check_draft_vocabulary, check_target_layers
+from dspark.drafters.mlp import DraftMLP
 from dspark.errors import ConfigError
 from dspark.nn.norm import RMSNorm
 from dspark.types import NOT_RECORDED, Acceptance

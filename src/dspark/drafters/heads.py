@@ -31,6 +31,10 @@ class SequentialHead(Protocol):
         """W2 latent, [..., V_draft]."""
         ...
 
+    def bias_at(self, latent: Tensor, ids: Tensor) -> Tensor:
+        """The bias [..., K] of the draft ids [..., K] alone."""
+        ...
+
 
 class MarkovHead(nn.Module):
     """Vanilla head: latent = e. The bias depends on the previous token only (eq. 5 of the paper)."""
@@ -47,6 +51,10 @@ class MarkovHead(nn.Module):
     def bias(self, latent: Tensor) -> Tensor:
         bias: Tensor = self.markov_w2(latent)
         return bias
+
+    def bias_at(self, latent: Tensor, ids: Tensor) -> Tensor:
+        rows = self.markov_w2.weight[ids]
+        return (rows @ latent.to(rows.dtype).unsqueeze(-1)).squeeze(-1)
 
     def latents(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         return embedded
@@ -91,11 +99,40 @@ class RNNHead(MarkovHead):
         return torch.tanh(output), keep * state + (1 - keep) * torch.tanh(candidate)
 
 
+class SelectorHead(MarkovHead):
+    """latent = (H h) * e: DFlash 2's selector, a gated head whose gate is linear and reads the hidden state only.
+
+    W1 is its codebook of predecessors, W2 that of successors. Restricted to `candidates` it is the released one; over
+    the whole vocabulary it is one more sequential head.
+    """
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config)
+        self.hidden_projection = nn.Linear(config.hidden_size, config.markov_rank, bias=False)
+
+    def latents(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        latents: Tensor = self.hidden_projection(hidden) * embedded
+        return latents
+
+    def step(self, hidden: Tensor, embedded: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return self.latents(hidden, embedded), None
+
+
 HEADS: dict[HeadKind, type[MarkovHead]] = {
     HeadKind.VANILLA: MarkovHead,
     HeadKind.GATED: GatedHead,
     HeadKind.RNN: RNNHead,
+    HeadKind.SELECTOR: SelectorHead,
 }
+
+
+def choose_among(base: Tensor, candidates: int, head: SequentialHead, latent: Tensor) -> Tensor:
+    """Draft logits [..., V_draft] that leave only the `candidates` likeliest tokens of `base` [..., V_draft] a chance.
+
+    Those get the head's bias, all others -inf. Which they are depends on `base` alone, never on a token drawn.
+    """
+    unary, ids = base.topk(candidates, dim=-1)
+    return torch.full_like(base, -torch.inf).scatter(-1, ids, (unary + head.bias_at(latent, ids)).to(base.dtype))
 
 
 def build_head(config: DrafterConfig) -> MarkovHead | None:

@@ -44,8 +44,11 @@ def pack_drafter(drafter: D, kernel: LinearKernel) -> D:
     drafter's parameters are gone.
     """
     drafter.compile_for(kernel)
+    unpacked = set(drafter.unpacked())
     for parent in list(drafter.modules()):
         for name, child in list(parent.named_children()):
+            if child in unpacked:
+                continue
             if isinstance(child, nn.Linear):
                 setattr(parent, name, PackedProduct(kernel.pack(child.weight, child.bias)))
             elif isinstance(child, RMSNorm):

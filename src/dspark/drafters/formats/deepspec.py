@@ -33,6 +33,7 @@ from dspark.drafters.formats.deepspec_tensors import (
     draft_map_shapes,
     own_shapes,
     shared_shapes,
+    stored_name,
 )
 from dspark.drafters.formats.fields import Fields
 from dspark.drafters.formats.weight_files import SINGLE, WeightFiles
@@ -96,7 +97,7 @@ def build_any(checkpoint: Checkpoint, embedding: Tensor, head: Tensor, dtype: to
     kept = draft_token_ids(checkpoint.weights, config)
     construct = DRAFTERS[type(config)]
     drafter = construct(config, embedding.to(dtype), head.to(dtype), kept, name, extras.acceptance).to(dtype)
-    _load(drafter, checkpoint.weights)
+    _load(drafter, checkpoint)
     return drafter
 
 
@@ -158,11 +159,10 @@ def write_dspark(
 ) -> None:
     """Write config.json and model.safetensors; `include_shared` adds copies of the target's embedding and head.
 
-    Files are replaced one by one, each as a whole. Raises ConfigError for drafters that have
-    no packaging.
+    Files are replaced one by one, each as a whole. Raises ConfigError for drafters that have no packaging.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.to(dtype) for name, tensor in drafter.state_dict().items()}
+    tensors = {stored_name(name, drafter.shape): tensor.to(dtype) for name, tensor in drafter.state_dict().items()}
     if include_shared:
         tensors |= {EMBEDDING: drafter.embedding.to(dtype), HEAD: drafter.head.to(dtype)}
     tensors |= _draft_map(drafter)
@@ -219,6 +219,6 @@ def _listing(title: str, names: list[str]) -> str:
 
 
 @torch.no_grad()
-def _load(module: nn.Module, weights: WeightFiles) -> None:
+def _load(module: nn.Module, checkpoint: Checkpoint) -> None:
     for name, tensor in module.state_dict().items():
-        tensor.copy_(weights.tensor(name))
+        tensor.copy_(checkpoint.weights.tensor(stored_name(name, checkpoint.config)))

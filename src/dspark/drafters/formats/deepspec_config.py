@@ -1,7 +1,7 @@
 """DeepSpec's config.json, both ways: a flat copy of the target's configuration with the drafter's keys on top."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,13 @@ from dspark.drafters.extras import DrafterExtras, Layout
 from dspark.drafters.formats.deepspec_tensors import AnyConfig
 from dspark.drafters.formats.fields import Fields
 from dspark.drafters.formats.foreign import EXPECTED, packaging
+from dspark.drafters.formats.ingredients_config import INGREDIENTS, INGREDIENTS_KEY, ingredients_json, parse_ingredients
 from dspark.drafters.mtp import MTPConfig
 from dspark.errors import ConfigError, FormatError
 
 DSPARK_ARCHITECTURE = "Qwen3DSparkModel"
+EXTENDED_ARCHITECTURE = "ExtendedDSparkModel"
+"""Ours: DeepSpec's configuration plus `ingredients` that its reader does not have and must not overlook."""
 EAGLE3_ARCHITECTURES = ("Qwen3Eagle3Model", "Eagle3DraftModel")
 MTP_ARCHITECTURE = "Qwen3MTPModel"
 """Ours: DeepSpec has no MTP, and DeepSeek's own module comes inside its target's checkpoint."""
@@ -29,7 +32,11 @@ def parse_config(fields: Fields) -> AnyConfig:
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
     try:
         if architecture == DSPARK_ARCHITECTURE:
+            _refuse_windows(fields)
+            fields.require(INGREDIENTS_KEY, {}, {})
             return _parse_dspark(fields)
+        if architecture == EXTENDED_ARCHITECTURE:
+            return replace(_parse_dspark(fields), **parse_ingredients(fields))
         if architecture in EAGLE3_ARCHITECTURES:
             return _parse_eagle3(fields)
         if architecture == MTP_ARCHITECTURE:
@@ -61,18 +68,17 @@ def parse_extras(fields: Fields) -> DrafterExtras:
 def config_json(config: DrafterConfig, extras: DrafterExtras, dtype: str) -> dict[str, Any]:
     """The config.json of a DSpark or DFlash drafter, complete for DeepSpec's own reader."""
     data: dict[str, Any] = {
-        "architectures": [DSPARK_ARCHITECTURE],
+        "architectures": [DSPARK_ARCHITECTURE if config.is_deepspec else EXTENDED_ARCHITECTURE],
         "model_type": "qwen3",
         "attention_dropout": 0.0,
         "dtype": dtype,
         "hidden_act": "silu",
-        "layer_types": ["full_attention"] * config.num_hidden_layers,
         "num_anchors": NUM_ANCHORS,
         "tie_word_embeddings": False,
         "rope_theta": config.rope_theta,
         "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
-        "use_sliding_window": False,
         **_plain_keys(config),
+        **ingredients_json(config),
         EXTRAS_KEY: extras_json(extras),
     }
     return data
@@ -81,7 +87,8 @@ def config_json(config: DrafterConfig, extras: DrafterExtras, dtype: str) -> dic
 def _plain_keys(config: DrafterConfig) -> dict[str, Any]:
     """Keys that carry the field of the same name, without those that DeepSpec leaves out when a head is off."""
     data = asdict(config) | {"target_layer_ids": list(config.target_layer_ids)}
-    absent = set() if config.markov_rank else {"markov_head_type"}
+    absent = set(INGREDIENTS) | {"sliding_window"}
+    absent |= set() if config.markov_rank else {"markov_head_type"}
     absent |= set() if config.enable_confidence_head else {"confidence_head_with_markov"}
     absent |= set() if config.draft_vocab_size else {"draft_vocab_size"}
     return {key: value for key, value in data.items() if key not in absent}
@@ -129,6 +136,7 @@ def _parse_dspark(fields: Fields) -> DrafterConfig:
 
 def _parse_mtp(fields: Fields) -> MTPConfig:
     _refuse_unsupported(fields)
+    _refuse_windows(fields)
     return MTPConfig(
         hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
@@ -151,6 +159,7 @@ def _draft_vocab_size(fields: Fields) -> int | None:
 
 def _parse_eagle3(fields: Fields) -> Eagle3Config:
     _refuse_unsupported(fields)
+    _refuse_windows(fields)
     return Eagle3Config(
         hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
@@ -180,6 +189,9 @@ def _head_kind(fields: Fields) -> HeadKind:
 
 def _refuse_unsupported(fields: Fields) -> None:
     fields.require("hidden_act", "silu", "silu")
+
+
+def _refuse_windows(fields: Fields) -> None:
     fields.require("use_sliding_window", False, False)
     types = fields.entries.get("layer_types") or []
     other = [kind for kind in types if kind != "full_attention"] if isinstance(types, list) else types

@@ -15,6 +15,20 @@ DRAFT_TO_TARGET, TARGET_TO_DRAFT = "d2t", "t2d"
 """The draft vocabulary as speculators stores it: target id = draft id + d2t[draft id]; t2d [V] marks kept targets."""
 
 
+SELECTOR_NAMES = {
+    "markov_head.markov_w1.weight": "candidate_selector.predecessor_codebook",
+    "markov_head.markov_w2.weight": "candidate_selector.successor_codebook",
+    "markov_head.hidden_projection.weight": "candidate_selector.hidden_projection.weight",
+}
+"""DFlash 2's names of what is one more sequential head here."""
+
+
+def stored_name(name: str, config: object) -> str:
+    """The name in a file of the drafter's own tensor `name`."""
+    selects = isinstance(config, DrafterConfig) and config.markov_head_type is HeadKind.SELECTOR
+    return SELECTOR_NAMES.get(name, name) if selects else name
+
+
 def shared_shapes(config: AnyConfig) -> Shapes:
     """Frozen copies of the target's embedding [V, d] and head [V_draft, d], which a file may leave out."""
     rows = config.vocab_size if config.draft_vocab_size is None else config.draft_vocab_size
@@ -40,6 +54,8 @@ def own_shapes(config: AnyConfig) -> Shapes:
     shapes["fc.weight"] = (width, len(config.target_layer_ids) * width)
     if isinstance(config, Eagle3Config):
         return shapes | {"layers.0.hidden_norm.weight": (width,)}
+    for layer in range(config.num_hidden_layers):
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in _ingredient_shapes(config).items()}
     return shapes | {"hidden_norm.weight": (width,)} | _markov_shapes(config) | _confidence_shapes(config)
 
 
@@ -54,11 +70,36 @@ def _layer_shapes(config: AnyConfig) -> Shapes:
     norms = {"input_layernorm": width, "post_attention_layernorm": width}
     norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
     shapes |= {f"{name}.weight": (size,) for name, size in norms.items()}
-    return shapes | {
-        "mlp.gate_proj.weight": (inner, width),
-        "mlp.up_proj.weight": (inner, width),
-        "mlp.down_proj.weight": (width, inner),
-    }
+    dense = isinstance(config, Eagle3Config) or config.experts is None
+    return shapes | _mlp_shapes("mlp" if dense else "mlp.shared_experts", width, inner)
+
+
+def _mlp_shapes(prefix: str, width: int, inner: int) -> Shapes:
+    sizes = {"gate_proj": (inner, width), "up_proj": (inner, width), "down_proj": (width, inner)}
+    return {f"{prefix}.{name}.weight": shape for name, shape in sizes.items()}
+
+
+def _ingredient_shapes(config: DrafterConfig) -> Shapes:
+    """What one layer has beyond Qwen3's; the shared expert stands in for the dense MLP."""
+    shapes: Shapes = {}
+    width, convolution, experts, hyper = (
+        config.hidden_size, config.convolution, config.experts, config.hyper_connections,
+    )  # fmt: skip
+    if convolution is not None:
+        for conv in ("attention_conv", "mlp_conv"):
+            shapes[f"{conv}.base_kernel"] = (2, convolution.taps, width)
+            rows = 2 * convolution.taps * width // convolution.group
+            shapes[f"{conv}.kernel_projection.weight"] = (rows, width)
+    if experts is not None:
+        shapes |= {"mlp.gate.weight": (experts.routed, width), "mlp.e_score_correction_bias": (experts.routed,)}
+        for number in range(experts.routed):
+            shapes |= _mlp_shapes(f"mlp.experts.{number}", width, experts.width)
+    if hyper is not None:
+        outputs = hyper.streams * (hyper.streams + 2)
+        for residual in ("attention_residual", "mlp_residual"):
+            shapes[f"{residual}.fn.weight"] = (outputs, hyper.streams * width)
+            shapes |= {f"{residual}.base": (outputs,), f"{residual}.scale": (3,)}
+    return shapes
 
 
 def _markov_shapes(config: DrafterConfig) -> Shapes:
@@ -71,6 +112,9 @@ def _markov_shapes(config: DrafterConfig) -> Shapes:
     }
     if config.markov_head_type is HeadKind.GATED:
         shapes |= {"markov_head.gate_proj.weight": (rank, width + rank), "markov_head.gate_proj.bias": (rank,)}
+    if config.markov_head_type is HeadKind.SELECTOR:
+        shapes |= {"markov_head.hidden_projection.weight": (rank, width)}
+        return {stored_name(name, config): shape for name, shape in shapes.items()}
     if config.markov_head_type is HeadKind.RNN:
         joint = 3 * rank
         shapes |= {"markov_head.joint_proj.weight": (joint, 2 * rank + width), "markov_head.joint_proj.bias": (joint,)}
