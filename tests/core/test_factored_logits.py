@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dspark.core.factored_logits import FactoredLogits, compare_laws, favourites, log_probs_at
+from dspark.core.factored_logits import FactoredLogits, compare_laws, favourites, likeliest, log_probs_at
 from dspark.errors import ConfigError
 
 N, V, D, R = 6, 11, 4, 3
@@ -39,6 +39,13 @@ def test_laws_are_those_of_the_whole_logits(chunk: int) -> None:
     p_d, p_t = whole(draft).softmax(-1), whole(target).softmax(-1)
     torch.testing.assert_close(log_probs, p_d.log().gather(-1, ids))
     torch.testing.assert_close(distance, (p_d - p_t).abs().sum(-1))
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 11, 100])
+@pytest.mark.parametrize("count", [1, 5, V])
+def test_the_likeliest_tokens_are_those_of_the_whole_logits(chunk: int, count: int) -> None:
+    logits = factors(0, dtype=torch.float32)
+    assert likeliest(logits, count, chunk).tolist() == whole(logits).topk(count).indices.tolist()
 
 
 def test_logits_too_large_to_exponentiate_are_no_problem() -> None:

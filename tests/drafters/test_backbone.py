@@ -117,7 +117,7 @@ def test_a_fresh_drafter_is_its_plain_backbone(config):
 
 @pytest.mark.parametrize("config", [CONFIG, *EXTENDED])
 def test_every_trained_tensor_receives_a_gradient(config):
-    module = drafter(config, seed=2)  # with a seed that leaves no expert idle
+    module = drafter(config, seed=4)  # with a seed that leaves no expert idle
     hidden = module.training_states(FEATURES, TOKENS, ANCHORS)
     previous = TOKENS[ANCHORS[:, None] + torch.arange(4).clamp(max=2)]
     logits = module.draft_logits(hidden, previous)

@@ -52,7 +52,7 @@ def test_load_is_counted_while_learning_only_and_moves_the_bias_against_it():
     module.train()(x)
     counts = Counter(module.route(x)[0].flatten().tolist())
     assert module.load.tolist() == [counts[e] for e in range(5)]
-    module.rebalance(0.5)
+    module.rebalance(speed=0.5)
     assert module.e_score_correction_bias.tolist() == [0.5 * ((counts[e] < 8) - (counts[e] > 8)) for e in range(5)]
     assert not module.load.any()
 
@@ -67,7 +67,7 @@ def test_rebalancing_evens_out_a_lopsided_router():
 
     before = spread()
     for _ in range(300):
-        module.rebalance(0.005)
+        module.rebalance(speed=0.005)
         after = spread()
     assert before > 2
     assert after < 1.35
@@ -92,3 +92,14 @@ def test_a_fresh_one_is_its_shared_expert():
 @pytest.mark.parametrize("rows", [0, 1])
 def test_few_slots(rows):
     assert mixture()(tensors(rows, WIDTH)).shape == (rows, WIDTH)
+
+
+def test_processes_balance_what_they_served_together():
+    first, second = mixture(), mixture()
+    first.load.copy_(torch.tensor([9.0, 1, 0, 5, 5]))
+    second.load.copy_(torch.tensor([0.0, 1, 9, 5, 5]))
+    total = first.load + second.load
+    for module in (first, second):
+        module.rebalance(lambda own: total)
+    assert torch.equal(first.e_score_correction_bias, second.e_score_correction_bias)
+    assert first.e_score_correction_bias.sign().tolist() == [-1, 1, -1, -1, -1]

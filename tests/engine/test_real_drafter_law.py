@@ -12,10 +12,11 @@ from scipy import stats
 from torch import Tensor
 
 from dspark.core.draft_vocabulary import DraftVocabulary
-from dspark.core.output_law import Tokens
+from dspark.core.output_law import Scheme, Tokens, output_law, target_law, total_variation
 from dspark.core.rejection import TokenRejection
 from dspark.drafters.config import DrafterConfig, HeadKind
 from dspark.drafters.dspark import DSpark
+from dspark.drafters.ingredients import Convolution, Experts, HyperConnections
 from dspark.drafters.packing import pack_drafter
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
@@ -32,6 +33,16 @@ KEPT = torch.tensor([4, 0, 2])
 LEVEL = 1e-4
 TOKENS, BINS = 160, 8
 HEADS = (None, *HeadKind)
+EXTENDED: dict[str, dict[str, object]] = {
+    "dflash2": {"markov_head_type": HeadKind.SELECTOR, "candidates": 2, "convolution": Convolution(2, 4)},
+    "convolved rnn": {"markov_head_type": HeadKind.RNN, "convolution": Convolution(3, 8)},
+    "production": {"sliding_window": 4, "experts": Experts(3, 2, 8), "hyper_connections": HyperConnections(2, 20)},
+    "everything": {
+        "markov_head_type": HeadKind.GATED, "candidates": 3, "convolution": Convolution(2, 4), "sliding_window": 2,
+        "experts": Experts(4, 1, 8), "hyper_connections": HyperConnections(3, 5),
+    },
+}  # fmt: skip
+"""Fields beyond DeepSpec's, behind the vanilla head unless they name another."""
 
 
 def random(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -57,7 +68,7 @@ def target() -> NativeTarget:
     return NativeTarget(config, info, weights, PlainKernel())
 
 
-def drafter_of(target: NativeTarget, head: HeadKind | None, pruned: bool) -> DSpark:
+def drafter_of(target: NativeTarget, head: HeadKind | None, pruned: bool, extension: str = "") -> DSpark:
     kept = KEPT if pruned else None
     config = DrafterConfig(
         hidden_size=WIDTH,
@@ -76,8 +87,14 @@ def drafter_of(target: NativeTarget, head: HeadKind | None, pruned: bool) -> DSp
         enable_confidence_head=head is not None,
         draft_vocab_size=None if kept is None else len(kept),
     )
+    config = replace(config, **EXTENDED.get(extension, {}))
     module = DSpark(config, target.embedding_weight, target.lm_head_weight, kept)
-    module.initialize(torch.Generator().manual_seed(3), std=0.4)
+    generator = torch.Generator().manual_seed(3)
+    module.initialize(generator, std=0.4)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.any():  # what starts as the identity should do something here
+                parameter.normal_(std=0.4, generator=generator)
     return module.eval()
 
 
@@ -180,6 +197,56 @@ class Credulous(TokenRejection):
 def test_the_text_follows_the_target(target: NativeTarget, head: HeadKind | None, pruned: bool, packed: bool) -> None:
     loop = ReferenceLoop(target, drafting(drafter_of(target, head, pruned), packed))
     assert p_value(loop, target, TOKENS) > LEVEL
+
+
+@pytest.mark.parametrize("extension", EXTENDED)
+def test_extended_drafters_draw_from_the_laws_that_training_sees(target: NativeTarget, extension: str) -> None:
+    rule = Recorded()
+    module = drafter_of(target, HeadKind.VANILLA, False, extension)
+    loop = ReferenceLoop(target, drafting(module, packed=True), DecodeOptions(rule=rule))
+    plain, text = drafter_of(target, HeadKind.VANILLA, False, extension), PROMPT
+    for commit in loop.start(PROMPT, replace(PARAMS, max_tokens=16, seed=5)):
+        _, q, drafts = rule.blocks[-1]
+        if drafts:
+            torch.testing.assert_close(q.double(), teacher_forced(target, plain, text, drafts), atol=1e-5, rtol=1e-4)
+            assert plain.config.candidates is None or ((q > 0).sum(-1) <= plain.config.candidates).all()
+        text = (*text, *commit.token_ids)
+    assert sum(len(drafts) for _, _, drafts in rule.blocks) >= 2 * GAMMA, "too few drafts to mean anything"
+
+
+@pytest.mark.parametrize("extension", EXTENDED)
+def test_the_text_of_extended_drafters_follows_the_target(target: NativeTarget, extension: str) -> None:
+    loop = ReferenceLoop(target, drafter_of(target, HeadKind.VANILLA, False, extension))
+    assert p_value(loop, target, TOKENS) > LEVEL
+
+
+@pytest.mark.parametrize("extension", EXTENDED)
+def test_greedy_text_is_that_of_plain_decoding(target: NativeTarget, extension: str) -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    drafts = ReferenceLoop(target, drafter_of(target, HeadKind.VANILLA, False, extension)).generate(PROMPT, params)
+    assert drafts.token_ids == ReferenceLoop(target).generate(PROMPT, params).token_ids
+    assert drafts.metrics["drafted_tokens"] > 0
+
+
+@torch.no_grad()
+def test_every_text_has_the_targets_probability_by_enumeration(target: NativeTarget) -> None:
+    """Two drafts over two candidates each, judged for every outcome: the law of three tokens is the target's."""
+    module = drafter_of(target, HeadKind.VANILLA, False, "dflash2")
+
+    def p_t(text: Tokens) -> Tensor:
+        return law(target.logits(target.states(as_ids([*PROMPT, *text])[None]).last_hidden[0, -1:])[0])
+
+    def q(text: Tokens, drafts: Tokens) -> Tensor:
+        whole = (*PROMPT, *text)
+        features = target.states(as_ids(whole)[None], taps=TAPS).features[0]
+        cache = module.new_cache(16)
+        module.extend(features[:-1], cache)
+        block = module.begin(whole[-1], cache)
+        return law([block.step(token)[0] for token in (whole[-1], *drafts)][-1])
+
+    scheme = Scheme(p_t, q, TokenRejection(), gamma=2)
+    assert total_variation(output_law(scheme, 3), target_law(scheme, 3)) < 1e-6
+    assert int((q((), ()) > 0).sum()) == 2
 
 
 def test_a_spoilt_loop_is_caught(target: NativeTarget) -> None:

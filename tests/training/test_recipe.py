@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from dspark.core.losses import LossCoefficients
 from dspark.drafters.config import check_target_layers, spread_target_layers
@@ -171,3 +172,23 @@ def test_the_length_of_a_cosine_belongs_to_the_run() -> None:
     constant, falling = tiny_recipe(), tiny_recipe(schedule="cosine", cooldown_steps=0)
     assert "optimiser.total_steps" not in identity_of(constant, info)
     assert identity_of(falling, info)["optimiser.total_steps"] == 6
+
+
+@pytest.mark.parametrize("kind", ["rnn", "selector"])
+def test_bigrams_start_only_heads_that_they_fit(kind: str) -> None:
+    tree = tiny_recipe().model_dump()
+    tree["drafter"] |= {"markov_head_type": kind, "bigram_start": True}
+    with pytest.raises(ValidationError, match="set bigram_start to false"):
+        Recipe.model_validate(tree)
+    tree["drafter"]["bigram_start"] = False
+    assert Recipe.model_validate(tree).drafter.markov_head_type == kind
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("experts", {"routed": 2, "top": 1}), ("convolution", {"taps": 0}), ("hyper_connections", 3)]
+)
+def test_ingredients_are_read_strictly(key: str, value: object) -> None:
+    tree = tiny_recipe().model_dump()
+    tree["drafter"][key] = value
+    with pytest.raises(ValidationError, match=key):
+        Recipe.model_validate(tree)

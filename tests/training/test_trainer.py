@@ -53,6 +53,35 @@ def test_resuming_after_a_kill_changes_nothing(tmp_path: Path, killed_after: int
         assert torch.equal(value, parameters(resumed)[name]), name
 
 
+def extended_recipe() -> Recipe:
+    """Every ingredient at once, chosen among candidates."""
+    recipe = tiny_recipe()
+    tree = recipe.model_dump()
+    tree["drafter"] |= {
+        "markov_head_type": "selector", "candidates": 6, "bigram_start": False, "sliding_window": 4,
+        "convolution": {"taps": 2, "group": 4}, "experts": {"routed": 3, "active": 1, "width": 5},
+        "hyper_connections": {"streams": 2, "iterations": 5},
+    }  # fmt: skip
+    tree["loss"] |= {"base_cross_entropy": 0.1}
+    return Recipe.model_validate(tree)
+
+
+def test_all_ingredients_train_balance_their_experts_and_resume_bit_for_bit(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    straight = make_trainer(tmp_path / "straight", extended_recipe(), seen)
+    fresh = parameters(straight)
+    straight.run()
+    assert seen[-1].held_out is not None
+    assert all((value != fresh[name]).any() for name, value in parameters(straight).items())
+    assert straight.drafter.layers[0].mlp.e_score_correction_bias.any()
+
+    stop_after(make_trainer(tmp_path / "cut", extended_recipe()), 3)
+    resumed = make_trainer(tmp_path / "cut", extended_recipe())
+    assert resumed.run() == 6
+    for name, value in straight.drafter.state_dict().items():
+        assert torch.equal(value, resumed.drafter.state_dict()[name]), name
+
+
 def test_a_longer_recipe_continues_from_before_the_cool_down(tmp_path: Path) -> None:
     make_trainer(tmp_path / "run", tiny_recipe()).run()
     longer = make_trainer(tmp_path / "run", tiny_recipe(total_steps=9))

@@ -1,7 +1,11 @@
 """Starts copy what they say they copy, and the bigram start predicts the next token better than nothing."""
 
+from dataclasses import replace
+
 import torch
 
+from dspark.drafters.dspark import DSpark
+from dspark.drafters.ingredients import Experts
 from dspark.training.bigram import bigram_factors, log_ratio_table
 from dspark.training.warm_start import draft_vocabulary, start_from_bigrams, start_from_layers
 from tests.training.tiny import LAYERS, VOCAB, WIDTH, TinyTarget, tiny_answers, tiny_drafter
@@ -16,6 +20,19 @@ def test_layers_are_the_targets_last_and_context_is_its_last_tap() -> None:
     assert layer.input_layernorm.weight.equal(weights["input_layernorm.weight"])
     features = torch.randn(3, 2 * WIDTH, generator=torch.Generator().manual_seed(1))
     assert torch.equal(drafter.fc(features), features[:, WIDTH:])
+
+
+def test_the_shared_expert_starts_as_the_targets_mlp() -> None:
+    target, plain = TinyTarget(), tiny_drafter()
+    config = replace(plain.config, experts=Experts(routed=3, active=1, width=5))
+    drafter = DSpark(config, plain.embedding, plain.head)
+    drafter.initialize(torch.Generator().manual_seed(0))
+    features = torch.randn(12, 2 * WIDTH, generator=torch.Generator().manual_seed(1))
+    for module in (plain, drafter):
+        start_from_layers(module, target, features[:, WIDTH:])
+    tokens, anchors = torch.arange(12), torch.tensor([3, 8])
+    states = [module.training_states(features, tokens, anchors) for module in (drafter, plain)]
+    torch.testing.assert_close(*states)
 
 
 def test_missing_query_norms_get_the_scale_of_the_layers_own_queries() -> None:

@@ -107,6 +107,19 @@ def favourites(logits: FactoredLogits, chunk: int) -> Tensor:
     return tokens
 
 
+@torch.no_grad()
+def likeliest(logits: FactoredLogits, count: int, chunk: int) -> Tensor:
+    """The `count` tokens with the largest logits, [N, count], largest first."""
+    best = logits.hidden.new_empty(len(logits.hidden), 0, dtype=torch.float32)
+    tokens = torch.empty_like(best, dtype=torch.long)
+    for start, end in _chunks(logits.vocabulary, chunk):
+        columns = torch.arange(start, end, device=best.device).expand(len(best), -1)
+        values, tokens = torch.cat((best, logits.columns(start, end)), 1), torch.cat((tokens, columns), 1)
+        best, places = values.topk(min(count, values.shape[1]), dim=-1)
+        tokens = tokens.gather(1, places)
+    return tokens
+
+
 def _compare(draft: FactoredLogits, target: FactoredLogits | None, ids: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     return _Comparison.apply(  # type: ignore[no-any-return, no-untyped-call]
         draft.hidden, draft.head, draft.latents, draft.w2, target, ids, chunk

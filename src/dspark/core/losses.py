@@ -14,12 +14,16 @@ from dspark.core.distances import acceptance_rate, total_variation
 
 @dataclass(frozen=True, slots=True)
 class LossCoefficients:
-    """Weights of the terms, and the decay of slot weights w_k = exp(-k / decay). The defaults are DSpark's."""
+    """Weights of the terms, and the decay of slot weights w_k = exp(-k / decay). The defaults are DSpark's.
+
+    `base_cross_entropy` teaches the base logits too, which choose the candidates of drafters that have such.
+    """
 
     cross_entropy: float = 0.1
     l1: float = 0.9
     confidence: float = 1.0
     decay: float = 4.0
+    base_cross_entropy: float = 0.0
 
     @classmethod
     def dflash(cls) -> "LossCoefficients":

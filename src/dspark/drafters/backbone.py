@@ -4,7 +4,7 @@ Shapes: A blocks, G slots (gamma), T context tokens, d width, m taps. Source: se
 anchor-first, so slot k of a block at position p predicts position p + k + 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -114,11 +114,11 @@ class DFlash(DrafterModule):
         hidden: Tensor = self.norm(x if streams is None else merge_streams(x))
         return hidden
 
-    def after_update(self) -> None:
+    def after_update(self, over_processes: Callable[[Tensor], Tensor] = lambda own: own) -> None:
         """Let mixtures of experts even out the load that they saw since the last update."""
         for layer in self.draft_layers():
             if isinstance(layer.mlp, MixtureOfExperts):
-                layer.mlp.rebalance()
+                layer.mlp.rebalance(over_processes)
 
     def training_states(
         self,

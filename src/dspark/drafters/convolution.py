@@ -39,7 +39,7 @@ class BlockConvolution(nn.Module):
 
     def kernels(self, x: Tensor) -> Tensor:
         """[..., G, 2, t, d] of x [..., G, d]; side 0 prepares, side 1 finishes."""
-        delta = self.kernel_projection(x).unflatten(-1, (2, self.taps, -1))
+        delta: Tensor = self.kernel_projection(x).unflatten(-1, (2, self.taps, -1))
         return self.base_kernel + delta.repeat_interleave(self.group, dim=-1)
 
 

@@ -4,7 +4,7 @@ Shapes: T context tokens, m taps, A anchors, G slots (gamma), N supervised slots
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -113,8 +113,11 @@ class DrafterModule(nn.Module):
             if isinstance(module, IdentityStart):
                 module.start_as_identity()
 
-    def after_update(self) -> None:
-        """What follows an optimiser step beside gradients; here: nothing."""
+    def after_update(self, over_processes: Callable[[Tensor], Tensor] = lambda own: own) -> None:
+        """What follows an optimiser step beside gradients; here: nothing.
+
+        `over_processes` sums a tensor over all processes that train together.
+        """
 
     def base_logits(self, hidden: Tensor) -> Tensor:
         """U = head(h), [..., V_draft] of hidden states [..., d]."""

@@ -53,7 +53,7 @@ class MarkovHead(nn.Module):
         return bias
 
     def bias_at(self, latent: Tensor, ids: Tensor) -> Tensor:
-        rows = self.markov_w2.weight[ids]
+        rows = nn.functional.embedding(ids, self.markov_w2.weight)
         return (rows @ latent.to(rows.dtype).unsqueeze(-1)).squeeze(-1)
 
     def latents(self, hidden: Tensor, embedded: Tensor) -> Tensor:

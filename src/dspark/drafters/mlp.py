@@ -3,6 +3,8 @@
 Shapes: leading axes [...] are slots of blocks, N of them; d width, E routed experts, k active ones.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -77,9 +79,15 @@ class MixtureOfExperts(nn.Module):
         return output.view_as(x)
 
     @torch.no_grad()
-    def rebalance(self, speed: float = BIAS_SPEED) -> None:
-        """Lower the bias of experts that served more than their share since the last call, raise that of the others."""
-        self.e_score_correction_bias += speed * torch.sign(self.load.mean() - self.load)
+    def rebalance(
+        self, over_processes: Callable[[Tensor], Tensor] = lambda own: own, speed: float = BIAS_SPEED
+    ) -> None:
+        """Lower the bias of experts that served more than their share since the last call, raise that of the others.
+
+        `over_processes` sums the load over all processes that train together, whose biases thus stay the same.
+        """
+        load = over_processes(self.load)
+        self.e_score_correction_bias += speed * torch.sign(load.mean() - load)
         self.load.zero_()
 
 

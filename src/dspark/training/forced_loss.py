@@ -9,6 +9,7 @@ from torch import Tensor
 from dspark.core.factored_logits import FactoredLogits, favourites
 from dspark.core.losses import LossCoefficients
 from dspark.drafters.drafter_module import DrafterModule
+from dspark.errors import ConfigError
 from dspark.training.batches import Batch
 from dspark.training.chunked_loss import chunked_sparse_loss
 from dspark.training.objective import LossTerms, agreement_of, greedy_agreement, sparse_loss
@@ -42,6 +43,11 @@ class BatchLoss(Protocol):
 def forced_loss(drafter: DrafterModule, batch: Batch, objective: Objective, greedy: bool = False) -> LossTerms:
     """The `BatchLoss` of teacher-forced blocks against a sparse teacher."""
     chunk, coefficients = objective.vocabulary_chunk, objective.coefficients
+    if coefficients.base_cross_entropy:
+        raise ConfigError(
+            "loss.base_cross_entropy teaches what to put among the candidates, and this drafter has none: set it to 0 "
+            "or drafter.candidates to a number"
+        )
     with objective.autocast(drafter.device):
         factors, confidence = supervised_factors(drafter, batch)
         logits = factors.dense() if chunk is None else None

@@ -101,17 +101,30 @@ def loss_of_log_probs(
     coefficients: LossCoefficients,
 ) -> LossTerms:
     """`sparse_loss` of a draft whose log-probabilities [N, K] of the teacher's tokens are known."""
+    p_t = teacher.probabilities
+    cross_entropy = -(p_t * log_p_d).sum(-1)
+    overlap = torch.minimum(p_t, log_p_d.exp()).sum(-1)
+    return weighted_terms(cross_entropy, overlap, confidence_logits, slots, coefficients)
+
+
+def weighted_terms(
+    cross_entropy_of: Tensor,
+    overlap: Tensor,
+    confidence_logits: Tensor | None,
+    slots: Tensor,
+    coefficients: LossCoefficients,
+    base_cross_entropy_of: Tensor | None = None,
+) -> LossTerms:
+    """The terms of slots [N] whose cross-entropy, sum_v min(p_t, p_d) and perhaps base cross-entropy are known."""
     w = torch.exp(-slots.float() / coefficients.decay)
     weight = w.sum()
     # A batch without any supervised slot has the loss 0, not 0 / 0.
     w = w / weight.clamp(min=torch.finfo(w.dtype).tiny)
-    p_t = teacher.probabilities
-    cross_entropy = (w * -(p_t * log_p_d).sum(-1)).sum()
-    overlap = torch.minimum(p_t, log_p_d.exp()).sum(-1)
+    cross_entropy = (w * cross_entropy_of).sum()
     acceptance = overlap.detach().clamp(0.0, 1.0)
     # DeepSpec's L1 term is sum |p_d - p_t| = 2 TV, hence the factor.
     total_variation = (w * 2.0 * (1.0 - overlap)).sum()
-    confidence = log_p_d.new_zeros(())
+    confidence = overlap.new_zeros(())
     if confidence_logits is not None:
         bce = torch.nn.functional.binary_cross_entropy_with_logits(confidence_logits, acceptance, reduction="none")
         confidence = (w * bce).sum()
@@ -120,4 +133,6 @@ def loss_of_log_probs(
         + coefficients.l1 * total_variation
         + coefficients.confidence * confidence
     )
+    if base_cross_entropy_of is not None:
+        total = total + coefficients.base_cross_entropy * (w * base_cross_entropy_of).sum()
     return LossTerms(total, cross_entropy.detach(), total_variation.detach(), confidence.detach(), acceptance, weight)

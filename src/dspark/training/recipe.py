@@ -38,6 +38,8 @@ class DataSection(Section):
 class LossSection(Section):
     """Coefficients of the loss terms; that of the total variation multiplies sum |p_d - p_t| = 2 TV, as DeepSpec's.
 
+    `base_cross_entropy` is for drafters with `candidates`, whose base logits must learn what to put among them.
+
     With `vocabulary_chunk`, draft logits are computed for that many tokens at a time, and again in the backward pass:
     less memory for more arithmetic. Without it they are kept whole. Slot k weighs exp(-k / `decay`): 4 at every block
     size in DeepSpec's code; `decay: gamma` ties it to the block size, as the paper writes it.
@@ -47,12 +49,15 @@ class LossSection(Section):
     total_variation: float = Field(default=0.9, ge=0)
     confidence: float = Field(default=0.2, ge=0)
     decay: Annotated[float, Field(gt=0)] | Literal["gamma"] = 4.0
+    base_cross_entropy: float = Field(default=0.0, ge=0)
     vocabulary_chunk: int | None = Field(default=None, ge=1)
 
     def coefficients(self, gamma: int) -> LossCoefficients:
         """The same in the terms of `core.losses`, for blocks of `gamma` slots."""
         decay = float(gamma) if self.decay == "gamma" else self.decay
-        return LossCoefficients(self.cross_entropy, self.total_variation, self.confidence, decay)
+        return LossCoefficients(
+            self.cross_entropy, self.total_variation, self.confidence, decay, self.base_cross_entropy
+        )
 
 
 class OptimiserSection(Section):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.training.objective import LossTerms
 from dspark.training.world import World
 
@@ -31,6 +32,10 @@ class Replica(Protocol):
         """Add the gradient of `total`; after the `last` one of a step, gradients are sums over all processes."""
         ...
 
+    def updated(self, world: World) -> None:
+        """Let the drafter do what follows an optimiser step beside gradients, alike in all processes of `world`."""
+        ...
+
     def whole(self) -> Any:
         """A context in which the drafter's parameters are whole, plain and not to be changed. All processes enter."""
         ...
@@ -39,7 +44,7 @@ class Replica(Protocol):
 class LoneReplica:
     """The drafter of a lone process, as it is."""
 
-    def __init__(self, drafter: nn.Module) -> None:
+    def __init__(self, drafter: DrafterModule) -> None:
         self._drafter = drafter
 
     def loss(self, function: Loss, *arguments: Any) -> LossTerms:
@@ -50,6 +55,10 @@ class LoneReplica:
         """See `Replica`."""
         total.backward()  # type: ignore[no-untyped-call]
 
+    def updated(self, world: World) -> None:
+        """See `Replica`."""
+        self._drafter.after_update(world.sum)
+
     @contextmanager
     def whole(self) -> Iterator[None]:
         """See `Replica`."""
@@ -59,7 +68,7 @@ class LoneReplica:
 class ShardedReplica:
     """Shards `drafter` in place over `world`: its parameters become DTensors, which its optimiser must be made of."""
 
-    def __init__(self, drafter: nn.Module, world: World) -> None:
+    def __init__(self, drafter: DrafterModule, world: World) -> None:
         self._pass = _Pass(drafter)
         # Gradients are summed: a step divides them itself, by the weight of its slots and not by a count of processes.
         self._shards: FSDPModule = fully_shard(self._pass, mesh=world.mesh())
@@ -78,6 +87,10 @@ class ShardedReplica:
         self._shards.set_requires_gradient_sync(last)
         total.backward()  # type: ignore[no-untyped-call]
 
+    def updated(self, world: World) -> None:
+        """See `Replica`."""
+        self._pass.drafter.after_update(world.sum)
+
     @contextmanager
     def whole(self) -> Iterator[None]:
         """See `Replica`."""
@@ -91,7 +104,7 @@ class ShardedReplica:
 class _Pass(nn.Module):
     """Makes any function of the drafter a module's forward: there FSDP gathers parameters and hooks their gradients."""
 
-    def __init__(self, drafter: nn.Module) -> None:
+    def __init__(self, drafter: DrafterModule) -> None:
         super().__init__()
         self.drafter = drafter
 
@@ -101,7 +114,7 @@ class _Pass(nn.Module):
         return terms.total, replace(terms, total=terms.total.detach())
 
 
-def replica_of(drafter: nn.Module, world: World) -> Replica:
+def replica_of(drafter: DrafterModule, world: World) -> Replica:
     """The drafter's replica in `world`; in a world of several it shards the drafter in place."""
     return LoneReplica(drafter) if world.group is None else ShardedReplica(drafter, world)
 

@@ -21,6 +21,7 @@ from dspark.training.optimiser import Optimiser
 from dspark.training.shards import PATTERN, load_shards, save_shards
 from dspark.training.world import ALONE, World
 
+_BUFFER = "buffer."
 TENSORS, HEADER, VOCABULARY = "tensors.safetensors", "state.json", "draft_token_ids"
 FILES = "files"
 """The key of a header that names all files of tensors; early states have `TENSORS` alone, and no such key."""
@@ -152,6 +153,8 @@ def load_state(
     for name, parameter in drafter.named_parameters():
         if parameter.requires_grad:
             _restore(name, parameter, tensors, optimiser, state.updates, directory)
+    for name, buffer in _buffers(drafter).items():
+        buffer.copy_(_taken(f"{_BUFFER}{name}", buffer, tensors, directory))
     if tensors:
         raise CompatibilityError(
             f"{directory} holds {sorted(tensors)[:3]}..., which this recipe's drafter does not have. "
@@ -164,7 +167,7 @@ def _load_tensors(directory: Path, drafter: DrafterModule, world: World) -> dict
     file = directory / TENSORS
     if world.group is None and file.is_file():
         return load_file(file)
-    return load_shards(directory, dict(drafter.named_parameters()), world)
+    return load_shards(directory, dict(drafter.named_parameters()) | _buffers(drafter), world)
 
 
 def _old(directory: Path) -> Path:
@@ -189,7 +192,13 @@ def _tensors(drafter: DrafterModule, optimiser: Optimiser, state: TrainingState)
         if parameter.requires_grad:
             tensors[f"parameter.{name}"] = parameter.detach().contiguous()
             tensors |= {f"{key}.{name}": moment for key, moment in optimiser.moments(parameter).items()}
-    return tensors
+    return tensors | {f"{_BUFFER}{name}": buffer.contiguous() for name, buffer in _buffers(drafter).items()}
+
+
+def _buffers(drafter: DrafterModule) -> dict[str, Tensor]:
+    """What a drafter learns without gradients: the biases that balance experts."""
+    parameters = dict(drafter.named_parameters())
+    return {name: tensor for name, tensor in drafter.state_dict().items() if name not in parameters}
 
 
 def _check_vocabulary(directory: Path, drafter: DrafterModule, state: TrainingState) -> None:
@@ -204,14 +213,20 @@ def _check_vocabulary(directory: Path, drafter: DrafterModule, state: TrainingSt
 def _restore(
     name: str, parameter: Tensor, tensors: dict[str, Tensor], optimiser: Optimiser, updates: int, directory: Path
 ) -> None:
-    saved = tensors.pop(f"parameter.{name}", None)
-    if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
-        found = "nothing" if saved is None else f"{tuple(saved.shape)} {saved.dtype}"
-        raise CompatibilityError(
-            f"{directory}: {name} should be {tuple(parameter.shape)} {parameter.dtype}, found {found}. "
-            "The recipe has changed: use another output directory."
-        )
-    parameter.data.copy_(saved)
+    parameter.data.copy_(_taken(f"parameter.{name}", parameter, tensors, directory))
     keys = [key for key in tensors if key.partition(".")[2] == name]
     if keys:
         optimiser.restore(parameter, {key.partition(".")[0]: tensors.pop(key) for key in keys}, updates)
+
+
+def _taken(key: str, like: Tensor, tensors: dict[str, Tensor], directory: Path) -> Tensor:
+    """Remove and return the saved tensor `key`, which must look like `like`."""
+    saved = tensors.pop(key, None)
+    if saved is None or saved.shape != like.shape or saved.dtype != like.dtype:
+        found = "nothing" if saved is None else f"{tuple(saved.shape)} {saved.dtype}"
+        name = key.partition(".")[2]
+        raise CompatibilityError(
+            f"{directory}: {name} should be {tuple(like.shape)} {like.dtype}, found {found}. "
+            "The recipe has changed: use another output directory."
+        )
+    return saved

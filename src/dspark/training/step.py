@@ -79,6 +79,7 @@ def train_step(
             "lower optimiser.learning_rate and train in another output directory."
         )
     optimiser.step()
+    replica.updated(world)
     return result
 
 

@@ -65,7 +65,8 @@ def copy_layer(layer: nn.Module, weights: Mapping[str, Tensor], states: Tensor, 
     Per-head q/k norms that the target lacks get the root-mean-square of its queries and keys on `states` [T, d].
     """
     weights = {name: weight.float() for name, weight in weights.items()}
-    parameters = dict(layer.named_parameters())
+    # The shared expert of a mixture is as wide as the dense MLP that it stands for.
+    parameters = {name.replace("mlp.shared_experts.", "mlp."): p for name, p in layer.named_parameters()}
     for name, parameter in parameters.items():
         if name in weights:
             parameter[..., -weights[name].shape[-1] :].copy_(weights[name])
