@@ -70,7 +70,7 @@ def _layer_shapes(config: AnyConfig) -> Shapes:
     norms = {"input_layernorm": width, "post_attention_layernorm": width}
     norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
     shapes |= {f"{name}.weight": (size,) for name, size in norms.items()}
-    dense = isinstance(config, Eagle3Config) or config.experts is None
+    dense = not isinstance(config, DrafterConfig) or config.experts is None
     return shapes | _mlp_shapes("mlp" if dense else "mlp.shared_experts", width, inner)
 
 
