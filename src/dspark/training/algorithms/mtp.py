@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from dspark.drafters.mtp import MTP, MTPConfig
@@ -39,16 +38,13 @@ class MTPAlgorithm:
         """An MTP module."""
         return MTP(config, target.embedding_weight, target.lm_head_weight, draft_token_ids)
 
-    @torch.no_grad()
     def start(self, drafter: MTP, section: MTPSection, material: Material) -> None:
-        """The target's last layer on the sum of both normed inputs."""
+        """The target's last layer on a projection that stays random: none is known that says what comes after next."""
         if not section.warm_start:
             return
-        target, layer = material.target, drafter.layer
+        target = material.target
         states = sampled_features(material.teacher, material.answers)
-        copy_layer(layer, target.layer_weights(target.info.num_layers - 1), states, drafter.config)
-        identity = torch.eye(drafter.config.hidden_size)
-        layer.get_parameter("eh_proj.weight").copy_(torch.cat((identity, identity), dim=1))
+        copy_layer(drafter.layer, target.layer_weights(target.info.num_layers - 1), states, drafter.config)
 
     def loss(self, drafter: MTP, batch: Batch, objective: Objective, greedy: bool = False) -> LossTerms:
         """Teacher-forced chains of one row."""
