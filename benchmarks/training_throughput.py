@@ -7,13 +7,16 @@ not run. `eager` is the yardstick (`eager_step`): padded rows, dense mask, laws 
 `packed` is the trainer's step over the same vocabulary, `recipe` over the recipe's 8,192 tokens, `bf16` under autocast,
 `chunked` with logits in vocabulary chunks. Every arm runs in fresh processes; memory is their high-water mark. A rate
 is given as the median of the steps' rates, with the quartiles, and per second of processor time of one process beside
-it, which other work on the machine disturbs less. Several processes are independent trainings side by
-side, started together; their rates are added.
+it, which other work on the machine disturbs less. Several processes of
+ours train one drafter together (gloo, sharded, each on answers of its own); of the yardstick they are independent
+trainings, for it knows no other. Their rates are added.
 """
 
 import argparse
 import json
+import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -29,9 +32,11 @@ from dspark.core.losses import LossCoefficients
 from dspark.training.batches import Batch, gather_batch
 from dspark.training.forced_loss import Objective
 from dspark.training.optimiser import build_optimiser
+from dspark.training.placement import joined
 from dspark.training.recipe import OptimiserSection
-from dspark.training.replica import LoneReplica
+from dspark.training.replica import replica_of
 from dspark.training.step import train_step
+from dspark.training.world import ALONE, World
 
 YARDSTICK = "eager"
 DRAFT_VOCABULARY = 8192
@@ -50,16 +55,17 @@ class Arm:
     precision: torch.dtype = torch.float32
     chunk: int | None = None
 
-    def steps(self, sizes: Sizes, count: int) -> list[Step]:
-        """`count` steps over batches of their own."""
+    def steps(self, sizes: Sizes, count: int, world: World = ALONE) -> list[Step]:
+        """`count` steps over batches of their own, which no other process of `world` has."""
         sizes = replace(sizes, draft_vocabulary=min(DRAFT_VOCABULARY, sizes.vocabulary) if self.pruned else None)
         module = drafter(sizes)
-        replica, optimiser = LoneReplica(module), build_optimiser(OptimiserSection(total_steps=count), module)
+        replica = replica_of(module, world)  # before the optimiser, whose parameters it may shard
+        optimiser = build_optimiser(OptimiserSection(total_steps=count), module)
         objective = Objective(LossCoefficients(), self.chunk, self.precision)
-        batches = [self._batch(sizes, step) for step in range(count)]
+        batches = [self._batch(sizes, step * world.size + world.rank) for step in range(count)]
 
         def trained(batch: Batch) -> int:
-            train_step(replica, optimiser, [batch], objective, 1e-3, 1.0)
+            train_step(replica, optimiser, [batch], objective, 1e-3, 1.0, world=world)
             return len(batch.slots)
 
         return [lambda batch=batch: trained(batch) for batch in batches]
@@ -113,9 +119,9 @@ class Measured:
         return [n / s for n, s in zip(self.positions, self.seconds, strict=True)]
 
 
-def measure(arm: str, sizes: Sizes, count: int) -> Measured:
+def measure(arm: str, sizes: Sizes, count: int, world: World) -> Measured:
     """`count` steps of one arm in this process, after one that warms up."""
-    steps = eager_steps(sizes, count + 1) if arm == YARDSTICK else ARMS[arm].steps(sizes, count + 1)
+    steps = eager_steps(sizes, count + 1) if arm == YARDSTICK else ARMS[arm].steps(sizes, count + 1, world)
     before = resident_bytes()
     steps[0]()
     print("ready", flush=True)
@@ -129,11 +135,23 @@ def measure(arm: str, sizes: Sizes, count: int) -> Measured:
     return Measured(positions, seconds, processor_seconds, before, peak_bytes())
 
 
+def environments(world: int, processes: int) -> list[dict[str, str]]:
+    """What `torchrun` would tell each of `processes`, if `world` of them belong together."""
+    if world == 1:
+        return [dict(os.environ)] * processes
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+
 def run_arm(arm: str, processes: int, arguments: Sequence[str]) -> list[Measured]:
     """`arm` in fresh processes, which start their measured steps together."""
     command = [sys.executable, "-m", "benchmarks.training_throughput", "--inside", "--arm", arm, *arguments]
     running = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        for environment in environments(1 if arm == YARDSTICK else processes, processes)
     ]
     try:
         for process in running:
@@ -187,7 +205,8 @@ def main() -> None:
     options = parser.parse_args()
     sizes = Sizes(answers=options.answers, anchors=options.anchors)
     if options.inside:
-        print(json.dumps(asdict(measure(options.arm[0], sizes, options.steps))))
+        with joined(0) as placement:
+            print(json.dumps(asdict(measure(options.arm[0], sizes, options.steps, placement.world))))
         return
     arguments = [f"--{name}={getattr(options, name)}" for name in ("steps", "answers", "anchors")]
     arms = options.arm or [YARDSTICK, *ARMS]
@@ -195,7 +214,7 @@ def main() -> None:
     rows = [row(arm, run_arm(arm, count, arguments)) for count in counts for arm in arms]
     if options.json:
         machine = {"machine": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
-        kind = {"processes_are": "independent trainings", "torch": torch.__version__}
+        kind = {"processes_are": "gloo ranks; of the yardstick independent", "torch": torch.__version__}
         print(json.dumps(machine | kind | {"sizes": asdict(sizes), "rows": rows}))
         return
     _print_table(rows)
