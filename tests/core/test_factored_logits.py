@@ -1,5 +1,7 @@
 """Chunked readings of logits against the logits themselves."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,13 +24,28 @@ def whole(logits: FactoredLogits) -> Tensor:
     return logits.columns(0, logits.vocabulary)
 
 
+@pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("rank", [0, R])
-def test_gradients_of_every_factor_are_those_of_finite_differences(rank: int) -> None:
+def test_gradients_of_every_factor_are_those_of_finite_differences(rank: int, cap: float | None) -> None:
     draft, target = factors(0, rank), factors(1, 0)
     ids = torch.tensor([[0, 10], [3, 3], [4, 5], [9, 1], [7, 6], [10, 0]])  # both ends of chunks, and one token twice
     inputs = [f.requires_grad_() for f in (draft.hidden, draft.head, draft.latents, draft.w2) if f is not None]
-    assert torch.autograd.gradcheck(lambda *f: compare_laws(FactoredLogits(*f), target, ids, 4), inputs)
-    assert torch.autograd.gradcheck(lambda *f: log_probs_at(FactoredLogits(*f), ids, 4), inputs)
+
+    def logits(*factors: Tensor) -> FactoredLogits:
+        return FactoredLogits(*factors, soft_cap=cap)
+
+    assert torch.autograd.gradcheck(lambda *f: compare_laws(logits(*f), target, ids, 4), inputs)
+    assert torch.autograd.gradcheck(lambda *f: log_probs_at(logits(*f), ids, 4), inputs)
+
+
+def test_the_cap_is_on_the_head_alone() -> None:
+    draft = factors(0)
+    capped = replace(draft, soft_cap=1.5)
+    inner = 1.5 * torch.tanh(draft.hidden @ draft.head.T / 1.5)
+    torch.testing.assert_close(capped.dense(), inner + draft.latents @ draft.w2.T)
+    torch.testing.assert_close(capped.columns(3, 9), capped.dense()[:, 3:9])
+    torch.testing.assert_close(capped.to(torch.float32).dense(), capped.dense().float())
+    assert not torch.allclose(capped.dense(), draft.dense())
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 11, 100])

@@ -221,7 +221,7 @@ def test_ingredients_are_not_overlooked_under_deepspecs_name(tmp_path):
         ({"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"]}, "vLLM speculators"),
         ({"architectures": ["DSparkDraftModel"], "dflash_config": {"projector_type": "dspark"}}, "SpecForge"),
         ({"architectures": ["DFlashDraftModel"]}, "z-lab DFlash"),
-        ({"architectures": ["Gemma4DSparkModel"]}, "Gemma 4"),
+        ({"architectures": ["Gemma4Eagle3Model"]}, "Gemma 4"),
         ({"architectures": ["LlamaForCausalLM"]}, "architecture 'LlamaForCausalLM'"),
         ({"architectures": []}, "architecture 'nothing'"),
         ({"architectures": None, "dspark_target_layer_ids": [40]}, "DeepSeek-V4"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dspark.engine.reference import Generation, ReferenceLoop
     from dspark.nn.kernel_choice import KernelName
     from dspark.targets.native import NativeTarget
+    from dspark.targets.transformers_adapter import TransformersTarget
     from dspark.types import SamplingParams
 
 SEEDED = (
@@ -121,6 +122,17 @@ def _remark(limit: "DraftLimit", copying: bool) -> str | None:
     reason = limit.warning or "drafting does not pay on this machine"
     instead = "only copying what repeats" if copying else "decoding plainly"
     return f"{reason}; {instead} (--max-draft-tokens forces drafts)"
+
+
+def open_trainable_target(name: str, kernel: "KernelName" = "auto") -> "NativeTarget | TransformersTarget":
+    """The target called `name` in float32; `kernel` runs it if the native decoder does, else transformers."""
+    from dspark.targets.native import NativeTarget
+    from dspark.targets.registry import load_target
+    from dspark.targets.transformers_adapter import TransformersTarget
+
+    target = load_target(name, "fp32", kernel)
+    assert isinstance(target, NativeTarget | TransformersTarget)
+    return target
 
 
 def open_native_target(name: str, kernel: "KernelName" = "auto") -> "NativeTarget":

@@ -10,7 +10,7 @@ from dspark.cli import console
 from dspark.cli.options import JsonOption, examples
 from dspark.cli.remote_states import StatesDirOption, StatesModelOption, StatesOption, remote_target
 from dspark.cli.runner import INTERRUPTED
-from dspark.cli.session import open_native_target
+from dspark.cli.session import open_native_target, open_trainable_target
 from dspark.cli.training_bar import training_bar
 
 if TYPE_CHECKING:
@@ -89,8 +89,12 @@ def train(
         quiet = json or not placement.leads
         watchers = open_watchers(log or (), output) if placement.leads else ()
         with console.status(f"Loading {plan.target} ...", quiet=quiet):
-            local = open_native_target(target or plan.target, sequence_kernel(resolve_precision(plan.precision)))
-            model = local if states is None else remote_target(local, plan, states, states_model, states_dir)
+            name, kernel = target or plan.target, sequence_kernel(resolve_precision(plan.precision))
+            model = (
+                open_trainable_target(name, kernel)
+                if states is None
+                else remote_target(open_native_target(name, kernel), plan, states, states_model, states_dir)
+            )
         with training_bar(quiet=quiet) as show:
 
             def watch(progress: "Progress") -> None:

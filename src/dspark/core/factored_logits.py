@@ -21,13 +21,15 @@ from dspark.errors import ConfigError
 class FactoredLogits:
     """hidden head^T + latents w2^T, [N, V], kept as its factors; the second product is optional.
 
-    `hidden` [N, d], `head` [V, d], `latents` [N, R], `w2` [V, R]. Raises ConfigError when they do not fit together.
+    `hidden` [N, d], `head` [V, d], `latents` [N, R], `w2` [V, R]. With `soft_cap` c, the first product x becomes
+    c tanh(x / c), as Gemma's heads have it. Raises ConfigError when they do not fit together.
     """
 
     hidden: Tensor
     head: Tensor
     latents: Tensor | None = None
     w2: Tensor | None = None
+    soft_cap: float | None = None
 
     def __post_init__(self) -> None:
         _check_product("hidden", self.hidden, "head", self.head)
@@ -48,7 +50,7 @@ class FactoredLogits:
 
     def dense(self) -> Tensor:
         """The whole logits [N, V], under autocast where that is on."""
-        logits = F.linear(self.hidden, self.head.to(self.hidden.dtype))
+        logits = soft_capped(F.linear(self.hidden, self.head.to(self.hidden.dtype)), self.soft_cap)
         if self.latents is None or self.w2 is None:
             return logits
         return logits + F.linear(self.latents, self.w2)
@@ -57,14 +59,28 @@ class FactoredLogits:
         """The same with every factor in `dtype`; gradients return to the factors as they were."""
         latents = None if self.latents is None else self.latents.to(dtype)
         w2 = None if self.w2 is None else self.w2.to(dtype)
-        return FactoredLogits(self.hidden.to(dtype), self.head.to(dtype), latents, w2)
+        return FactoredLogits(self.hidden.to(dtype), self.head.to(dtype), latents, w2, self.soft_cap)
 
     def columns(self, start: int, end: int) -> Tensor:
         """Logits [N, end - start] of the tokens from `start` to before `end`, in float32 or better."""
-        logits = F.linear(self.hidden, self.head[start:end].to(self.hidden.dtype))
+        logits = self._capped_columns(start, end)
         if self.latents is not None and self.w2 is not None:
             logits = logits.addmm_(self.latents, self.w2[start:end].T)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def slope(self, start: int, end: int) -> Tensor | None:
+        """d capped / d product [N, end - start] = 1 - (capped / c)^2; None without a cap."""
+        if self.soft_cap is None:
+            return None
+        return 1 - (self._capped_columns(start, end) / self.soft_cap).square_()
+
+    def _capped_columns(self, start: int, end: int) -> Tensor:
+        return soft_capped(F.linear(self.hidden, self.head[start:end].to(self.hidden.dtype)), self.soft_cap)
+
+
+def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
+    """c tanh(logits / c) for a cap c, the logits themselves without one."""
+    return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 def log_probs_at(draft: FactoredLogits, ids: Tensor, chunk: int) -> Tensor:
@@ -122,7 +138,7 @@ def likeliest(logits: FactoredLogits, count: int, chunk: int) -> Tensor:
 
 def _compare(draft: FactoredLogits, target: FactoredLogits | None, ids: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     return _Comparison.apply(  # type: ignore[no-any-return, no-untyped-call]
-        draft.hidden, draft.head, draft.latents, draft.w2, target, ids, chunk
+        draft.hidden, draft.head, draft.latents, draft.w2, draft.soft_cap, target, ids, chunk
     )
 
 
@@ -136,23 +152,25 @@ class _Comparison(torch.autograd.Function):
         head: Tensor,
         latents: Tensor | None,
         w2: Tensor | None,
+        soft_cap: float | None,
         target: FactoredLogits | None,
         ids: Tensor,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        draft = FactoredLogits(hidden, head, latents, w2)
+        draft = FactoredLogits(hidden, head, latents, w2, soft_cap)
         normaliser, at_ids = _scan(draft, ids, chunk)
         against = None if target is None else _Law(target, _scan(target, ids[:, :0], chunk)[0])
         distance, pull = _distance(_Law(draft, normaliser), against, chunk)
         ctx.save_for_backward(hidden, head, latents, w2, ids, normaliser, pull)  # type: ignore[arg-type]
-        ctx.against, ctx.chunk = against, chunk  # type: ignore[attr-defined]
+        ctx.against, ctx.chunk, ctx.soft_cap = against, chunk, soft_cap  # type: ignore[attr-defined]
         return at_ids - normaliser, distance
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_log_probs: Tensor, grad_distance: Tensor) -> tuple[Tensor | None, ...]:
-        *factors, ids, normaliser, pull = ctx.saved_tensors  # type: ignore[attr-defined]
-        law = _Law(FactoredLogits(*factors), normaliser)
+        hidden, head, latents, w2, ids, normaliser, pull = ctx.saved_tensors  # type: ignore[attr-defined]
+        draft = FactoredLogits(hidden, head, latents, w2, ctx.soft_cap)  # type: ignore[attr-defined]
+        law = _Law(draft, normaliser)
         gradients = _Gradients(law.logits, ctx.needs_input_grad)  # type: ignore[attr-defined]
         away = grad_log_probs.sum(-1, keepdim=True)
         for start, end in _chunks(law.logits.vocabulary, ctx.chunk):  # type: ignore[attr-defined]
@@ -165,7 +183,7 @@ class _Comparison(torch.autograd.Function):
                 grad = sign.sub_(pull).mul_(grad_distance[:, None]).sub_(away).mul_(p_d)
             inside, local = _inside(ids, start, end)
             gradients.add(start, end, grad.scatter_add_(-1, local, grad_log_probs * inside))
-        return (*gradients.of_factors(), None, None, None)
+        return (*gradients.of_factors(), None, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +210,12 @@ class _Gradients:
         """Take the gradient [N, end - start] of the logits from `start` to before `end`."""
         hidden, head, latents, w2 = (self.logits.hidden, self.logits.head, self.logits.latents, self.logits.w2)
         grad = grad.to(hidden.dtype)
+        slope = self.logits.slope(start, end)
+        inner = grad if slope is None else grad * slope
         if self.hidden is not None:
-            self.hidden += grad @ head[start:end].to(hidden.dtype)
+            self.hidden += inner @ head[start:end].to(hidden.dtype)
         if self.head is not None:
-            self.head[start:end] = grad.T @ hidden
+            self.head[start:end] = inner.T @ hidden
         if self.latents is not None and w2 is not None:
             self.latents += grad @ w2[start:end]
         if self.w2 is not None and latents is not None:

@@ -41,9 +41,12 @@ class DraftAttention(nn.Module):
         key = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.head_dim)))
         return apply_rotary(key, *rope), self.v_proj(x).unflatten(-1, (-1, self.head_dim))
 
+    def queries(self, x: Tensor, rope: Rope) -> Tensor:
+        """Rotated queries [..., H, h] of states [..., d]."""
+        return apply_rotary(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))), *rope)
+
     def forward(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        query = apply_rotary(self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.head_dim))), *rope)
-        output: Tensor = self.o_proj(attend(query, *self.keys_values(x, rope)).flatten(-2))
+        output: Tensor = self.o_proj(attend(self.queries(x, rope), *self.keys_values(x, rope)).flatten(-2))
         return output
 
 

@@ -64,11 +64,15 @@ class DFlash(DrafterModule):
         self.config = config
         self.fc = nn.Linear(config.features_width, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(DraftLayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self.new_layer(index) for index in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary.plain(config.head_dim, config.rope_theta)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
         self.compiled: CompiledBackbone | None = None
+
+    def new_layer(self, index: int) -> DraftLayer:
+        """Layer `index` of the backbone, weights unset."""
+        return DraftLayer(self.config, index)
 
     @property
     def shape(self) -> DrafterConfig:

@@ -10,6 +10,7 @@ from dspark.drafters.config import DrafterConfig
 from dspark.drafters.eagle3 import Eagle3Config
 from dspark.drafters.formats.deepspec import Checkpoint, open_checkpoint
 from dspark.drafters.formats.deepspec_tensors import AnyConfig, own_shapes, shared_shapes
+from dspark.drafters.gemma4 import Gemma4Config
 from dspark.drafters.mtp import MTPConfig
 
 
@@ -68,12 +69,13 @@ def _kind(config: AnyConfig) -> str:
         return "MTP"
     if isinstance(config, Eagle3Config):
         return "Eagle3"
+    family = " for Gemma4" if isinstance(config, Gemma4Config) else ""
     if config.is_dflash:
-        return "DFlash"
+        return f"DFlash{family}"
     head = (
         f"{config.markov_head_type} head of rank {config.markov_rank}" if config.markov_rank else "no sequential head"
     )
-    return f"DSpark ({head}, {'with' if config.enable_confidence_head else 'without'} confidence)"
+    return f"DSpark{family} ({head}, {'with' if config.enable_confidence_head else 'without'} confidence)"
 
 
 def _notes(checkpoint: Checkpoint) -> list[str]:

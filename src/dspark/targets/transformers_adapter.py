@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dspark.errors import CapacityError, CompatibilityError, DependencyError, FormatError
+from dspark.targets.adapted_shape import adapted_shape
 from dspark.targets.checkpoint import read_config, template_hash
 from dspark.targets.config import check_taps
 from dspark.targets.config_fields import ConfigFields
@@ -76,6 +77,7 @@ class TransformersTarget:
             weights_hash=weights_hash,
             template_hash=template_hash,
         )
+        self.config = adapted_shape(config)
         self._probe_head()
 
     @property
@@ -117,8 +119,28 @@ class TransformersTarget:
                 f"{self.info.name} keeps {kept} of {end} cached positions: it cannot be rolled back"
             )
         cache.length = end
-        last_hidden = output.last_hidden_state.squeeze(0)
-        return TargetOutput(last_hidden, tapped.features(last_hidden))
+        last_hidden: Tensor = output.last_hidden_state
+        return TargetOutput(last_hidden.squeeze(0), tapped.features(last_hidden).squeeze(0))
+
+    @torch.no_grad()
+    def states(self, token_ids: Tensor, lengths: Tensor | None = None, taps: Sequence[int] = ()) -> TargetOutput:
+        """States of whole right-padded sequences `token_ids` [B, T]: `last_hidden` [B, T, d], `features` [B, T, m * d].
+
+        Attention is causal, so padding never reaches a real token; with `lengths` [B] the states of padding are zero.
+        """
+        check_taps(taps, self.info.num_layers)
+        with _Taps(self._layers, taps) as tapped:
+            last_hidden: Tensor = self._model.base_model(token_ids, use_cache=False).last_hidden_state
+        features = tapped.features(last_hidden)
+        if lengths is None:
+            return TargetOutput(last_hidden, features)
+        real = (torch.arange(token_ids.shape[1]) < lengths.unsqueeze(1)).unsqueeze(-1)
+        return TargetOutput(last_hidden * real, features * real)
+
+    def layer_weights(self, layer: int) -> dict[str, Tensor]:
+        """Weights of decoder layer `layer` by Hugging Face name without prefix, e.g. `self_attn.q_proj.weight`."""
+        weights: dict[str, Tensor] = self._layers[layer].state_dict()
+        return weights
 
     @torch.no_grad()
     def logits(self, last_hidden: Tensor) -> Tensor:
@@ -164,20 +186,17 @@ class _Taps:
             handle.remove()
 
     def features(self, last_hidden: Tensor) -> Tensor:
-        """[T, m * d] in tap order, of the forward that ended in `last_hidden` [T, d]."""
+        """[B, T, m * d] in tap order, of the forward that ended in `last_hidden` [B, T, d]."""
         self._outputs[AFTER_NORM] = last_hidden
-        return (
-            torch.cat([self._outputs[tap] for tap in self._taps], -1)
-            if self._taps
-            else last_hidden.new_empty(len(last_hidden), 0)
-        )
+        tapped = [self._outputs[tap] for tap in self._taps]
+        return torch.cat(tapped, -1) if tapped else last_hidden.new_empty(*last_hidden.shape[:-1], 0)
 
     def _keep_input(self, module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._outputs[-1] = (inputs[0] if inputs else named["hidden_states"]).squeeze(0)
+        self._outputs[-1] = inputs[0] if inputs else named["hidden_states"]
 
     def _keeper(self, tap: int) -> Any:
         def keep(module: Any, inputs: Any, output: Any) -> None:
-            self._outputs[tap] = (output[0] if isinstance(output, tuple) else output).squeeze(0)
+            self._outputs[tap] = output[0] if isinstance(output, tuple) else output
 
         return keep
 

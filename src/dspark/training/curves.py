@@ -12,6 +12,7 @@ from dspark.training.metrics_log import MetricsLog, Row
 from dspark.training.stopping import Best
 
 DECODED, FORCED, LOSS, RATE, PLAIN = "#5e81ac", "#d08770", "#4c566a", "#a3be8c", "#bbbbbb"
+POSITIONS = ("#2e3440", "#5e81ac", "#88c0d0", "#a3be8c", "#ebcb8b", "#d08770", "#bf616a", "#b48ead")
 PICTURE = "curves.png"
 
 
@@ -144,8 +145,10 @@ def _draw_tau(axes: Any, curves: TrainingCurves, places: Callable[[Sequence[int]
     if curves.best.step:
         best = places([curves.best.step])[0]
         axes.plot(best, curves.best.tau, "*", color=DECODED if curves.tau_decoded.y else FORCED, markersize=12)
-        axes.set_title(f"accepted length: best {curves.best.tau:.3f} at {label} {best:.4g}")
-    axes.set(xlabel=label, ylabel="tau")
+        axes.annotate(
+            f"best {curves.best.tau:.3f}", (best, curves.best.tau), (-8, 8), textcoords="offset points", ha="right"
+        )
+    axes.set(title="accepted length", xlabel=label, ylabel="tau")
     if curves.tau_forced.y or curves.tau_decoded.y:
         axes.legend(fontsize="small", frameon=False)
 
@@ -158,8 +161,8 @@ def _draw_rate(axes: Any, curves: TrainingCurves) -> None:
 
 def _draw_positions(axes: Any, curves: TrainingCurves) -> None:
     for place, curve in enumerate(curves.positions):
-        shade = 1 - 0.75 * place / max(1, len(curves.positions) - 1)
-        axes.plot(curve.steps, curve.y, color=DECODED, alpha=shade, marker="o", markersize=2, label=f"{place + 1}")
+        color = POSITIONS[place % len(POSITIONS)]
+        axes.plot(curve.steps, curve.y, color=color, linewidth=1, marker="o", markersize=2, label=f"{place + 1}")
     axes.set(title="acceptance if all before were accepted", xlabel="step")
     if curves.positions:
         axes.legend(title="position", fontsize="x-small", frameon=False, ncols=2)

@@ -12,9 +12,10 @@ from dspark.training.teacher import TeacherTarget
 class TrainableTarget(TeacherTarget, WritingTarget, Protocol):
     """A target that a drafter can be trained for: its teacher, its own texts, its weights, and its shape."""
 
-    embedding_weight: Tensor
-    lm_head_weight: Tensor
-
+    @property
+    def embedding_weight(self) -> Tensor: ...
+    @property
+    def lm_head_weight(self) -> Tensor: ...
     @property
     def config(self) -> "DecoderShape": ...
 

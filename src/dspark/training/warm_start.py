@@ -11,6 +11,7 @@ from dspark.data.answers import Answer
 from dspark.data.teacher_record import UNREAD_FEATURES
 from dspark.drafters.config import DecoderShape
 from dspark.drafters.dspark import DSpark
+from dspark.errors import CompatibilityError
 from dspark.nn.norm import rms_norm
 from dspark.training.bigram import bigram_factors
 from dspark.training.teacher import Teacher
@@ -49,6 +50,7 @@ def start_from_layers(drafter: DSpark, target: LayerSource, last_tap: Tensor) ->
     """
     config = drafter.config
     count = target.info.num_layers
+    _check_layers(drafter, target)
     width = config.hidden_size
     drafter.fc.weight.zero_()
     drafter.fc.weight[:, -width:] = torch.eye(width)
@@ -94,3 +96,18 @@ def start_from_bigrams(drafter: DSpark, answers: Sequence[Answer], seed: int) ->
     w1, w2 = bigram_factors(sequences, vocabulary, drafter.config.vocab_size, drafter.config.markov_rank, seed=seed)
     head.markov_w1.weight.copy_(w1)
     head.markov_w2.weight.copy_(w2)
+
+
+def _check_layers(drafter: DSpark, target: LayerSource) -> None:
+    """Raises CompatibilityError unless the target's last layers have what the drafter's would copy."""
+    optional = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+    first = target.info.num_layers - drafter.config.num_hidden_layers
+    for index, layer in enumerate(drafter.layers):
+        weights = target.layer_weights(first + index)
+        for name, parameter in layer.named_parameters():
+            found = None if name not in weights else list(weights[name].shape)
+            if found != list(parameter.shape) and not (found is None and name in optional):
+                raise CompatibilityError(
+                    f"layer {first + index} of {target.info.name} has {name} {found or 'missing'}, the drafter's is "
+                    f"{list(parameter.shape)}: it cannot start from it. Set drafter.warm_start to false."
+                )

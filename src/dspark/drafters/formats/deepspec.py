@@ -37,6 +37,7 @@ from dspark.drafters.formats.deepspec_tensors import (
 )
 from dspark.drafters.formats.fields import Fields
 from dspark.drafters.formats.weight_files import SINGLE, WeightFiles
+from dspark.drafters.gemma4 import Gemma4Config, Gemma4DSpark
 from dspark.drafters.mtp import MTP, MTPConfig
 from dspark.errors import ConfigError, FormatError
 
@@ -84,6 +85,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 DRAFTERS: Mapping[type[Any], Callable[..., DrafterModule]] = {
     DrafterConfig: DSpark,
+    Gemma4Config: Gemma4DSpark,
     Eagle3Config: Eagle3,
     MTPConfig: MTP,
 }

@@ -11,7 +11,9 @@ from dspark.drafters.extras import DrafterExtras, Layout
 from dspark.drafters.formats.deepspec_tensors import AnyConfig
 from dspark.drafters.formats.fields import Fields
 from dspark.drafters.formats.foreign import EXPECTED, packaging
+from dspark.drafters.formats.gemma4_config import GEMMA4_ARCHITECTURE, gemma4_keys, parse_gemma4
 from dspark.drafters.formats.ingredients_config import INGREDIENTS, INGREDIENTS_KEY, ingredients_json, parse_ingredients
+from dspark.drafters.gemma4 import Gemma4Config
 from dspark.drafters.mtp import MTPConfig
 from dspark.errors import ConfigError, FormatError
 
@@ -37,6 +39,8 @@ def parse_config(fields: Fields) -> AnyConfig:
             return _parse_dspark(fields)
         if architecture == EXTENDED_ARCHITECTURE:
             return replace(_parse_dspark(fields), **parse_ingredients(fields))
+        if architecture == GEMMA4_ARCHITECTURE:
+            return parse_gemma4(fields, drafter_fields(fields))
         if architecture in EAGLE3_ARCHITECTURES:
             return _parse_eagle3(fields)
         if architecture == MTP_ARCHITECTURE:
@@ -81,7 +85,7 @@ def config_json(config: DrafterConfig, extras: DrafterExtras, dtype: str) -> dic
         **ingredients_json(config),
         EXTRAS_KEY: extras_json(extras),
     }
-    return data
+    return data | gemma4_keys(config) if isinstance(config, Gemma4Config) else data
 
 
 def _plain_keys(config: DrafterConfig) -> dict[str, Any]:
@@ -109,28 +113,11 @@ def extras_json(extras: DrafterExtras) -> Mapping[str, Any]:
 
 def _parse_dspark(fields: Fields) -> DrafterConfig:
     _refuse_unsupported(fields)
-    rank = fields.integer("markov_rank", 0)
     return DrafterConfig(
-        hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
-        num_hidden_layers=fields.integer("num_hidden_layers"),
-        num_attention_heads=fields.integer("num_attention_heads"),
+        **drafter_fields(fields),
         num_key_value_heads=fields.integer("num_key_value_heads"),
         head_dim=fields.integer("head_dim"),
-        vocab_size=fields.integer("vocab_size"),
-        num_target_layers=fields.integer("num_target_layers"),
-        target_layer_ids=fields.integers("target_layer_ids"),
-        mask_token_id=fields.integer("mask_token_id"),
-        block_size=fields.integer("block_size"),
-        markov_rank=rank,
-        markov_head_type=_head_kind(fields) if rank else HeadKind.VANILLA,
-        enable_confidence_head=fields.flag("enable_confidence_head", False),
-        confidence_head_with_markov=fields.flag("confidence_head_with_markov", True),
-        draft_vocab_size=_draft_vocab_size(fields),
-        rms_norm_eps=fields.number("rms_norm_eps"),
         rope_theta=_rope_theta(fields),
-        attention_bias=fields.flag("attention_bias", False),
-        max_position_embeddings=fields.integer("max_position_embeddings", 32_768),
     )
 
 
@@ -155,6 +142,30 @@ def _parse_mtp(fields: Fields) -> MTPConfig:
 
 def _draft_vocab_size(fields: Fields) -> int | None:
     return None if fields.entries.get("draft_vocab_size") is None else fields.integer("draft_vocab_size")
+
+
+def drafter_fields(fields: Fields) -> dict[str, Any]:
+    """What config.json says alike for drafters of every family, by the names of `DrafterConfig`."""
+    rank = fields.integer("markov_rank", 0)
+    return {
+        "hidden_size": fields.integer("hidden_size"),
+        "intermediate_size": fields.integer("intermediate_size"),
+        "num_hidden_layers": fields.integer("num_hidden_layers"),
+        "num_attention_heads": fields.integer("num_attention_heads"),
+        "vocab_size": fields.integer("vocab_size"),
+        "num_target_layers": fields.integer("num_target_layers"),
+        "target_layer_ids": fields.integers("target_layer_ids"),
+        "mask_token_id": fields.integer("mask_token_id"),
+        "block_size": fields.integer("block_size"),
+        "markov_rank": rank,
+        "markov_head_type": _head_kind(fields) if rank else HeadKind.VANILLA,
+        "enable_confidence_head": fields.flag("enable_confidence_head", False),
+        "confidence_head_with_markov": fields.flag("confidence_head_with_markov", True),
+        "draft_vocab_size": _draft_vocab_size(fields),
+        "rms_norm_eps": fields.number("rms_norm_eps"),
+        "attention_bias": fields.flag("attention_bias", False),
+        "max_position_embeddings": fields.integer("max_position_embeddings", 32_768),
+    }
 
 
 def _parse_eagle3(fields: Fields) -> Eagle3Config:
@@ -201,7 +212,9 @@ def _refuse_windows(fields: Fields) -> None:
 
 def passed_over(fields: Fields) -> tuple[str, ...]:
     """Remarks on recorded settings that are ignored on purpose."""
-    rotated = fields.object("rope_parameters").entries.get("partial_rotary_factor", 1)
+    rope = fields.object("rope_parameters")
+    rope = rope.object("full_attention") if "full_attention" in rope.entries else rope
+    rotated = rope.entries.get("partial_rotary_factor", 1)
     if fields.entries.get("partial_rotary_factor", rotated) in (1, None):
         return ()
     return ("partial_rotary_factor is the target's; DeepSpec's drafters rotate every dimension, and so do we",)

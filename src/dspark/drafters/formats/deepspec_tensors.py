@@ -5,6 +5,7 @@ d width, f MLP width, H / K query / key heads, h head width, m taps, V vocabular
 
 from dspark.drafters.config import DrafterConfig, HeadKind
 from dspark.drafters.eagle3 import Eagle3Config
+from dspark.drafters.gemma4 import Gemma4Config
 from dspark.drafters.mtp import MTPConfig
 
 AnyConfig = DrafterConfig | Eagle3Config | MTPConfig
@@ -64,11 +65,17 @@ def _layer_shapes(config: AnyConfig) -> Shapes:
     reads = 2 * width if isinstance(config, Eagle3Config) else width
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     matrices = {"q": (queries, reads), "k": (keys, reads), "v": (keys, reads), "o": (width, queries)}
+    gemma = config if isinstance(config, Gemma4Config) else None
+    if gemma is not None and gemma.attention_k_eq_v:
+        del matrices["v"]
     shapes: Shapes = {f"self_attn.{name}_proj.weight": shape for name, shape in matrices.items()}
     if config.attention_bias:
         shapes |= {f"self_attn.{name}_proj.bias": (rows,) for name, (rows, _) in matrices.items()}
     norms = {"input_layernorm": width, "post_attention_layernorm": width}
     norms |= {"self_attn.q_norm": head, "self_attn.k_norm": head}
+    if gemma is not None:
+        norms |= {"pre_feedforward_layernorm": width, "post_feedforward_layernorm": width}
+        shapes["layer_scalar"] = (1,)
     shapes |= {f"{name}.weight": (size,) for name, size in norms.items()}
     dense = not isinstance(config, DrafterConfig) or config.experts is None
     return shapes | _mlp_shapes("mlp" if dense else "mlp.shared_experts", width, inner)

@@ -2,7 +2,7 @@
 
 from dspark.drafters.formats.fields import JsonObject
 
-EXPECTED = "expected DeepSpec's Qwen3DSparkModel or Qwen3Eagle3Model"
+EXPECTED = "expected DeepSpec's Qwen3DSparkModel, Gemma4DSparkModel or Qwen3Eagle3Model"
 
 BY_KEY = {
     "speculators_model_type": "a vLLM speculators checkpoint",
@@ -11,7 +11,6 @@ BY_KEY = {
 }
 
 BY_ARCHITECTURE = {
-    "Gemma4DSparkModel": "a DeepSpec drafter for Gemma 4 (sandwich norms, soft-capped logits)",
     "Gemma4Eagle3Model": "a DeepSpec Eagle3 drafter for Gemma 4",
     "DSparkDraftModel": "a SpecForge or TorchSpec checkpoint",
     "DSparkSpeculator": "a vLLM speculators checkpoint",

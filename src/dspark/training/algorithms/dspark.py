@@ -1,6 +1,8 @@
 """DSpark, and DFlash without its heads: blocks drafted in one pass."""
 
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -8,7 +10,9 @@ from torch import Tensor
 
 from dspark.drafters.config import DrafterConfig, HeadKind
 from dspark.drafters.dspark import DSpark
+from dspark.drafters.gemma4 import Gemma4Config, Gemma4DSpark
 from dspark.drafters.ingredients import Convolution, Experts, HyperConnections
+from dspark.targets.adapted_shape import AdaptedShape
 from dspark.training.algorithms.algorithm import Material, layer_sizes
 from dspark.training.batches import Batch
 from dspark.training.candidate_loss import candidate_loss
@@ -78,7 +82,10 @@ class DSparkAlgorithm:
 
     def config(self, section: DSparkSection, target: TrainableTarget) -> DrafterConfig:
         """The target's widths, the recipe's depth, taps and heads."""
-        return DrafterConfig(
+        shape = target.config
+        gemma = shape.gemma if isinstance(shape, AdaptedShape) else None
+        kind = DrafterConfig if gemma is None else partial(Gemma4Config, **asdict(gemma))
+        return kind(
             **layer_sizes(target),
             num_hidden_layers=section.num_hidden_layers,
             target_layer_ids=section.target_layer_ids,
@@ -98,8 +105,9 @@ class DSparkAlgorithm:
         )
 
     def construct(self, config: DrafterConfig, target: TrainableTarget, draft_token_ids: Tensor | None) -> DSpark:
-        """A DSpark."""
-        return DSpark(config, target.embedding_weight, target.lm_head_weight, draft_token_ids)
+        """A DSpark of the target's family."""
+        kind = Gemma4DSpark if isinstance(config, Gemma4Config) else DSpark
+        return kind(config, target.embedding_weight, target.lm_head_weight, draft_token_ids)
 
     def start(self, drafter: DSpark, section: DSparkSection, material: Material) -> None:
         """From the target's last layers (`warm_start`) and from bigrams (`bigram_start`)."""
