@@ -158,3 +158,17 @@ def test_an_interrupted_run_is_saved_exported_and_continued(run, world, recipe, 
 
 def steps_in(log):
     return log.read_text().count("\n") if log.exists() else 0
+
+
+@pytest.mark.slow
+def test_torchrun_shares_a_training_and_keeps_the_target_apart(world, recipe, tmp_path):
+    """Two trainers and a process for the target: one report, one log, a drafter that loads."""
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
+    verb = ("-m", "dspark", "train", recipe, "-o", tmp_path / "run", "-t", world / "target", "--target-ranks", "1")
+    settings = ("--set", "data.answers_per_step=2", "--set", "evaluation.on_policy_tokens=4", "--json")
+    done = subprocess.run([*launcher, *verb, *settings], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["step"], report["finished"]) == (2, True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
+    assert len(list((tmp_path / "run" / "state").glob("*.safetensors"))) == 2

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dspark.data.answers import split_answers
 from dspark.errors import ConfigError, FormatError
@@ -96,7 +97,9 @@ def bfloat16_and_muon() -> list[tuple[float, list[torch.dtype]]]:
         moments = [m for p in parameters for m in trainer.optimiser.moments(p).values()]
         kinds = {t.dtype for t in [*parameters, *moments, *(p.grad for p in parameters)]}
         with trainer.replica.whole():
-            kinds |= {p.dtype for p in trainer.drafter.parameters()}
+            exported = trainer.drafter.state_dict().values()
+            kinds |= {t.dtype for t in exported}
+            assert not any(isinstance(t, DTensor) for t in exported)
         found.append((result.loss, list(kinds)))
     return found
 

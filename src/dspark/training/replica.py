@@ -4,7 +4,7 @@ Shards are FSDP2's (`fully_shard`): each process keeps its rows of every paramet
 all parameters are gathered for a forward pass and its backward pass. A drafter is a few layers, so it is one group.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -94,11 +94,15 @@ class ShardedReplica:
     @contextmanager
     def whole(self) -> Iterator[None]:
         """See `Replica`."""
-        self._shards.unshard()
+        # FSDP's own unsharded parameters would not do: they go back to shards when somebody asks for a state dict.
+        drafter = self._pass.drafter
+        shards = dict(drafter.named_parameters(remove_duplicate=False))
+        wholes = {name: plain(shard.detach()) for name, shard in shards.items()}
+        _put(drafter, {name: nn.Parameter(whole, requires_grad=False) for name, whole in wholes.items()})
         try:
             yield
         finally:
-            self._shards.reshard()
+            _put(drafter, shards)
 
 
 class _Pass(nn.Module):
@@ -112,6 +116,12 @@ class _Pass(nn.Module):
         """The loss apart, because FSDP looks for tensors with gradient in tuples, not in dataclasses."""
         terms = function(self.drafter, *arguments)
         return terms.total, replace(terms, total=terms.total.detach())
+
+
+def _put(drafter: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    for name, parameter in parameters.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(drafter.get_submodule(owner), leaf, parameter)
 
 
 def replica_of(drafter: DrafterModule, world: World) -> Replica:
