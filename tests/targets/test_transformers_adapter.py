@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from dspark.errors import CapacityError, CompatibilityError, ConfigError
 from dspark.targets.checkpoint import build_target, read_directory
 from dspark.targets.transformers_adapter import TransformersTarget, load_transformers
+from dspark.training.world import World
 from dspark.types import AFTER_NORM
 from tests.targets.conftest import SIZES
+from tests.training.gloo import gloo
 
 transformers = pytest.importorskip("transformers")
 
@@ -107,3 +110,54 @@ def test_limits_are_those_of_the_native_decoder(llama):
     with pytest.raises(ConfigError, match="layer id 2"):
         target.forward(TOKENS[:1], cache, (2,))
     assert cache.length == 6
+
+
+def small_llama() -> TransformersTarget:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    return TransformersTarget(transformers.LlamaForCausalLM(config).eval(), "small")
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_padded_sequences_have_the_states_of_each_alone(batch):
+    target = small_llama()
+    tokens, lengths = torch.stack([TOKENS, TOKENS.flip(0)])[:batch], torch.tensor([14, 9])[:batch]
+    output = target.states(tokens, lengths, TAPS)
+    assert output.features.shape == (batch, 14, 3 * 32)
+    for row, length in enumerate(lengths.tolist()):
+        alone = target.forward(tokens[row, :length], target.new_cache(20), TAPS)
+        torch.testing.assert_close(output.last_hidden[row, :length], alone.last_hidden, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(output.features[row, :length], alone.features, atol=1e-5, rtol=1e-5)
+        assert not output.last_hidden[row, length:].any()
+        assert not output.features[row, length:].any()
+
+
+def sharded_states():
+    """States of a target in shards, the same of it whole, and what this process keeps of its layers, before and after.
+
+    Both ways of running it, twice: a layer that ran has to be in shards again.
+    """
+    target = small_llama()
+    tokens, lengths = torch.stack([TOKENS, TOKENS.flip(0)]), torch.tensor([14, 9])
+
+    def run():
+        output = target.states(tokens, lengths, TAPS)
+        decoded = target.forward(TOKENS, target.new_cache(20), TAPS)
+        return output.last_hidden, output.features, target.logits(decoded.last_hidden)
+
+    def kept():
+        parameters = [p for layer in target._layers for p in layer.parameters()]
+        return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in parameters)
+
+    expected, before = run(), kept()
+    target.shard(World.of(torch.distributed.group.WORLD).mesh())
+    return [*run(), *run()], [*expected, *expected], before, kept()
+
+
+def test_layers_in_shards_compute_what_whole_ones_do():
+    for found, expected, before, after in gloo(2, sharded_states):
+        assert after * 2 == before
+        assert all(ours.equal(theirs) for ours, theirs in zip(found, expected, strict=True))

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from dspark.errors import CapacityError, CompatibilityError, DependencyError, FormatError
 from dspark.targets.adapted_shape import adapted_shape
@@ -141,6 +143,28 @@ class TransformersTarget:
         """Weights of decoder layer `layer` by Hugging Face name without prefix, e.g. `self_attn.q_proj.weight`."""
         weights: dict[str, Tensor] = self._layers[layer].state_dict()
         return weights
+
+    @torch.no_grad()
+    def states(self, token_ids: Tensor, lengths: Tensor, taps: Sequence[int] = ()) -> TargetOutput:
+        """States of whole right-padded sequences `token_ids` [B, T]: `last_hidden` [B, T, d], `features` [B, T, m * d].
+
+        Attention is causal, so padding never reaches a real token; beyond `lengths` [B] states are zero.
+        """
+        check_taps(taps, self.info.num_layers)
+        with _Taps(self._layers, taps) as tapped:
+            last_hidden = self._model.base_model(token_ids, use_cache=False).last_hidden_state
+        features = tapped.features(last_hidden.flatten(0, 1)).view(*token_ids.shape, -1)
+        real = (torch.arange(token_ids.shape[1]) < lengths.unsqueeze(1)).unsqueeze(-1)
+        return TargetOutput(last_hidden * real, features * real)
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Keep of every decoder layer this process's rows only; a layer is whole while it runs, and then no more.
+
+        Every process of `mesh` must run the target equally often from now on. Embedding, final norm and head stay
+        whole: those that train a drafter share them.
+        """
+        for layer in self._layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
 
     @torch.no_grad()
     def logits(self, last_hidden: Tensor) -> Tensor:
