@@ -144,19 +144,6 @@ class TransformersTarget:
         weights: dict[str, Tensor] = self._layers[layer].state_dict()
         return weights
 
-    @torch.no_grad()
-    def states(self, token_ids: Tensor, lengths: Tensor, taps: Sequence[int] = ()) -> TargetOutput:
-        """States of whole right-padded sequences `token_ids` [B, T]: `last_hidden` [B, T, d], `features` [B, T, m * d].
-
-        Attention is causal, so padding never reaches a real token; beyond `lengths` [B] states are zero.
-        """
-        check_taps(taps, self.info.num_layers)
-        with _Taps(self._layers, taps) as tapped:
-            last_hidden = self._model.base_model(token_ids, use_cache=False).last_hidden_state
-        features = tapped.features(last_hidden.flatten(0, 1)).view(*token_ids.shape, -1)
-        real = (torch.arange(token_ids.shape[1]) < lengths.unsqueeze(1)).unsqueeze(-1)
-        return TargetOutput(last_hidden * real, features * real)
-
     def shard(self, mesh: DeviceMesh) -> None:
         """Keep of every decoder layer this process's rows only; a layer is whole while it runs, and then no more.
 
