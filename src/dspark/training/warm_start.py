@@ -21,6 +21,16 @@ NORM_SAMPLE = 4
 """Answers on which a warm start measures the scale of queries and keys."""
 
 
+_COPIED = frozenset(
+    f"{name}.weight"
+    for name in (
+        "input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+        *(f"self_attn.{projection}_proj" for projection in "qkvo"),
+    )
+)  # fmt: skip
+"""What a warm start needs of a target's layer; a drafter's further ingredients begin as they are."""
+
+
 class LayerSource(Protocol):
     """The part of a target that a warm start copies from."""
 
@@ -67,8 +77,7 @@ def copy_layer(layer: nn.Module, weights: Mapping[str, Tensor], states: Tensor, 
     Per-head q/k norms that the target lacks get the root-mean-square of its queries and keys on `states` [T, d].
     """
     weights = {name: weight.float() for name, weight in weights.items()}
-    # The shared expert of a mixture is as wide as the dense MLP that it stands for.
-    parameters = {name.replace("mlp.shared_experts.", "mlp."): p for name, p in layer.named_parameters()}
+    parameters = _by_target_name(layer)
     for name, parameter in parameters.items():
         if name in weights:
             parameter[..., -weights[name].shape[-1] :].copy_(weights[name])
@@ -98,15 +107,19 @@ def start_from_bigrams(drafter: DSpark, answers: Sequence[Answer], seed: int) ->
     head.markov_w2.weight.copy_(w2)
 
 
+def _by_target_name(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by the names of a dense layer: the shared expert of a mixture stands for the MLP and is as wide."""
+    return {name.replace("mlp.shared_experts.", "mlp."): parameter for name, parameter in layer.named_parameters()}
+
+
 def _check_layers(drafter: DSpark, target: LayerSource) -> None:
     """Raises CompatibilityError unless the target's last layers have what the drafter's would copy."""
-    optional = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
     first = target.info.num_layers - drafter.config.num_hidden_layers
     for index, layer in enumerate(drafter.layers):
         weights = target.layer_weights(first + index)
-        for name, parameter in layer.named_parameters():
-            found = None if name not in weights else list(weights[name].shape)
-            if found != list(parameter.shape) and not (found is None and name in optional):
+        for name, parameter in _by_target_name(layer).items():
+            found = list(weights[name].shape) if name in weights else None
+            if name in _COPIED and found != list(parameter.shape):
                 raise CompatibilityError(
                     f"layer {first + index} of {target.info.name} has {name} {found or 'missing'}, the drafter's is "
                     f"{list(parameter.shape)}: it cannot start from it. Set drafter.warm_start to false."
