@@ -13,6 +13,7 @@ def records(accepted: list[int], gamma: int = 3, **fields: Any) -> RoundRecords:
     plain = {
         "confidence": np.zeros((count, gamma)),
         "peak": np.zeros((count, gamma)),
+        "entropy": np.zeros((count, gamma)),
         "overlap": np.zeros((count, gamma)),
         "history": np.ones(count),
         "accepted": np.array(accepted),

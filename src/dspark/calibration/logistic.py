@@ -28,12 +28,14 @@ class Feature(StrEnum):
     """The smallest peak of slots up to k: how shaky the prefix is."""
     HISTORY = "history"
     """Share of the request's drafts that passed so far (`RoundHistory`)."""
+    ENTROPY = "entropy"
+    """Entropy of slot k's draft law."""
     CONFIDENCE = "confidence"
     """The confidence head's logit of slot k."""
 
 
-HEADLESS = (Feature.PEAK, Feature.WORST, Feature.HISTORY)
-ALL_FEATURES = tuple(Feature)
+HEADLESS = (Feature.PEAK, Feature.WORST, Feature.HISTORY, Feature.ENTROPY)
+ALL_FEATURES = (*HEADLESS, Feature.CONFIDENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,10 @@ def conditional_data(records: RoundRecords) -> tuple[Floats, Floats]:
 def fit_logistic(records: RoundRecords, features: Sequence[Feature] | None = None) -> LogisticSurvival:
     """Maximum likelihood, each position drawn towards the fit of all together, as deep ones are rarely at stake.
 
-    Without `features`: those of the distribution, and the head's confidence where there is one.
+    Without `features`: those that the records hold.
     """
     if features is None:
-        features = HEADLESS if records.signals.confidence is None else ALL_FEATURES
+        features = [feature for feature in ALL_FEATURES if _collected(records.signals, feature)]
     design = design_matrix(records.signals, features)
     stake, labels = conditional_data(records)
     flat, origin = design.reshape(-1, design.shape[-1]), np.zeros(design.shape[-1])
@@ -120,7 +122,15 @@ def newton_fit(design: Floats, labels: Floats, stake: Floats, prior: Floats, str
     return w
 
 
+def _collected(signals: Signals, feature: Feature) -> bool:
+    """Peaks and histories always are; `_column` says what is wrong where they are not."""
+    wanted = {Feature.ENTROPY: signals.entropy, Feature.CONFIDENCE: signals.confidence}
+    return wanted.get(feature, signals) is not None
+
+
 def _column(signals: Signals, feature: Feature) -> Floats:
+    if feature is Feature.ENTROPY:
+        return signals.entropies
     if feature is Feature.HISTORY:
         return signals.histories[:, None]
     if feature is Feature.CONFIDENCE:

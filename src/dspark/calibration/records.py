@@ -14,6 +14,10 @@ from dspark.errors import FormatError
 Array = npt.NDArray[Any]
 
 
+_OF_SLOTS = ("confidence", "peak", "entropy", "overlap")
+"""Fields [N, G]; the others are [N]."""
+
+
 class DraftMode(IntEnum):
     """How drafts are chosen: acceptance follows another law for each. Stored by value, so values never change."""
 
@@ -27,13 +31,13 @@ class DraftMode(IntEnum):
 class RoundRecords:
     """N rounds in which all gamma drafts were verified, so that no outcome is censored by a schedule.
 
-    `confidence` [N, G] are the head's logits and `peak` [N, G] the log-odds of the largest draft probability, each
-    NaN throughout where there was none. `overlap` [N, G] is sum_v min(p, q), each slot's exact chance of acceptance by
-    token rejection where the slots before it were accepted; NaN throughout where laws were not compared (greedy
-    rounds). `history` [N] is the `RoundHistory` before the round. Of the first `judged`
-    [N] drafts, those before and including an accepted end token, `accepted` [N] survived. `position` [N] is the
-    output position of the round's first token, `request` [N] a number that tells prompts apart, `domain` [N] a name;
-    `draft_mode` [N] and `temperature` [N] say how drafts were drawn.
+    `confidence` [N, G] are the head's logits, `peak` [N, G] the log-odds of the largest draft probability and `entropy`
+    [N, G] the entropy of the draft law in nats, each NaN throughout where there was none. `overlap` [N, G] is
+    sum_v min(p, q), each slot's exact chance of acceptance by token rejection where the slots before it were accepted;
+    NaN throughout where laws were not compared (greedy rounds). `history` [N] is the `RoundHistory` before the round.
+    Of the first `judged` [N] drafts, those before and including an accepted end token, `accepted` [N] survived.
+    `position` [N] is the output position of the round's first token, `request` [N] a number that tells prompts apart,
+    `domain` [N] a name; `draft_mode` [N] and `temperature` [N] say how drafts were drawn.
 
     Raises:
         FormatError: fields disagree in length, a count is outside the block, a logit is NaN in part.
@@ -41,6 +45,7 @@ class RoundRecords:
 
     confidence: Floats
     peak: Floats
+    entropy: Floats
     overlap: Floats
     history: Floats
     accepted: Array
@@ -56,12 +61,12 @@ class RoundRecords:
         if len(shape) != 2:
             raise FormatError(f"confidence has shape {list(shape)}, expected [rounds, gamma]")
         for name, value in self.arrays().items():
-            expected = shape if name in ("confidence", "peak", "overlap") else shape[:1]
+            expected = shape if name in _OF_SLOTS else shape[:1]
             if value.shape != expected:
                 raise FormatError(f"{name} has shape {list(value.shape)}, expected {list(expected)} as confidence says")
         if (self.accepted < 0).any() or (self.accepted > self.judged).any() or (self.judged > shape[1]).any():
             raise FormatError(f"accepted and judged drafts must satisfy 0 <= accepted <= judged <= {shape[1]}")
-        for name in ("confidence", "peak", "overlap"):
+        for name in _OF_SLOTS:
             self._check_logits(name)
 
     def __len__(self) -> int:
@@ -75,8 +80,10 @@ class RoundRecords:
     @property
     def signals(self) -> Signals:
         """What was known before the tokens were drawn."""
-        confidence, peak = (None if np.isnan(one).all() else one for one in (self.confidence, self.peak))
-        return Signals(confidence, peak, self.history)
+        confidence, peak, entropy = (
+            None if np.isnan(one).all() else one for one in (self.confidence, self.peak, self.entropy)
+        )
+        return Signals(confidence, peak, self.history, entropy)
 
     @property
     def labels(self) -> Floats:

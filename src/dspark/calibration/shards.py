@@ -12,10 +12,11 @@ from safetensors.numpy import save
 from dspark.calibration.records import RoundRecords, concatenate
 from dspark.errors import CompatibilityError, FormatError
 
-VERSION = 3
+VERSION = 4
 _STORED = {
     "confidence": np.float32,
-    "peak": np.float32,
+    "peak": np.float16,
+    "entropy": np.float16,
     "overlap": np.float16,
     "history": np.float32,
     "accepted": np.uint8,

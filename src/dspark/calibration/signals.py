@@ -23,12 +23,14 @@ class Signals:
     """Evidence about B rounds; None where it was not collected.
 
     `confidence` [B, G] are logits of the confidence head, `peak` [B, G] log-odds of the largest draft probability of
-    each slot, `history` [B] the `RoundHistory` of the request's earlier rounds.
+    each slot and `entropy` [B, G] the entropy of its law in nats, `history` [B] the `RoundHistory` of the request's
+    earlier rounds.
     """
 
     confidence: Floats | None = None
     peak: Floats | None = None
     history: Floats | None = None
+    entropy: Floats | None = None
 
     @property
     def logits(self) -> Floats:
@@ -46,6 +48,13 @@ class Signals:
         if self.peak is None:
             raise ConfigError("signals hold neither what this survival model needs nor `peak`; collect the peaks")
         return finite(self.peak, "peak")
+
+    @property
+    def entropies(self) -> Floats:
+        """The entropies [B, G]; ConfigError where they were not collected, and for NaN."""
+        if self.entropy is None:
+            raise ConfigError("signals hold no `entropy`; collect it with law_entropy")
+        return finite(self.entropy, "entropy")
 
     @property
     def histories(self) -> Floats:
@@ -118,6 +127,16 @@ def peak_log_odds(logits: Floats) -> Floats:
     others = np.exp((logits - best).astype(np.float64)).sum(axis=-1) - 1
     log_odds: Floats = np.clip(-np.log(np.maximum(others, np.exp(-LOGIT_LIMIT))), -LOGIT_LIMIT, LOGIT_LIMIT)
     return log_odds
+
+
+def law_entropy(logits: Floats) -> Floats:
+    """Entropy [...] in nats of the law of each row of logits [..., V]; like the peak, no token's own probability."""
+    shifted = (logits - logits.max(axis=-1, keepdims=True)).astype(np.float64)
+    weights = np.exp(shifted)
+    total = weights.sum(axis=-1)
+    masked = np.where(weights > 0, shifted, 0.0)  # a masked token adds nothing
+    entropy: Floats = np.log(total) - (weights * masked).sum(axis=-1) / total
+    return entropy
 
 
 def check_slots(slots: int, gamma: int) -> None:

@@ -14,7 +14,7 @@ class SimulatedDrafter:
 
     The true logit of slot k is `ease` + `slope` k + a request's own level + noise of the slot (standard deviations
     `request_spread`, `slot_spread`). The head reports it times `overconfidence[k]`, plus `head_noise`; the peak is the
-    true logit plus `peak_noise`.
+    true logit plus `peak_noise`, and the entropy says what the peak says.
     """
 
     ease: float = 1.2
@@ -37,9 +37,11 @@ class SimulatedDrafter:
         count, shape = requests * rounds, (requests * rounds, self.gamma)
         accepted = np.cumprod(rng.random(shape) < sigmoid(logits), axis=1).sum(axis=1)
         head = logits * np.array(self.overconfidence) + self.head_noise * rng.standard_normal(shape)
+        peak = logits + self.peak_noise * rng.standard_normal(shape)
         records = RoundRecords(
             confidence=head,
-            peak=logits + self.peak_noise * rng.standard_normal(shape),
+            peak=peak,
+            entropy=np.log1p(np.exp(-peak)),
             overlap=sigmoid(logits),
             history=np.concatenate([_histories(part, self.gamma) for part in accepted.reshape(requests, rounds)]),
             accepted=accepted,

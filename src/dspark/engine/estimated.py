@@ -4,7 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from dspark.calibration.logistic import LogisticSurvival
-from dspark.calibration.signals import RoundHistory, Signals, peak_log_odds
+from dspark.calibration.signals import RoundHistory, Signals, law_entropy, peak_log_odds
 from dspark.core.tau import Round
 from dspark.errors import ConfigError
 from dspark.types import Cache, DraftBlock, Drafter
@@ -57,11 +57,14 @@ class _EstimatedBlock:
         self._block, self._estimator = block, estimator
         self._history = np.array([history])
         self._peaks: list[float] = []
+        self._entropies: list[float] = []
 
     def step(self, previous: int) -> tuple[Tensor, float | None]:
         logits, _ = self._block.step(previous)
-        self._peaks.append(float(peak_log_odds(logits.float().numpy())))
-        signals = Signals(peak=np.array([self._peaks]), history=self._history)
+        law = logits.float().numpy()
+        self._peaks.append(float(peak_log_odds(law)))
+        self._entropies.append(float(law_entropy(law)))
+        signals = Signals(None, np.array([self._peaks]), self._history, np.array([self._entropies]))
         return logits, float(self._estimator.conditional_logits(signals)[0, -1])
 
 

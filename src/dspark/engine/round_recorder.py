@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dspark.calibration.records import DraftMode, RoundRecords
-from dspark.calibration.signals import RoundHistory, peak_log_odds
+from dspark.calibration.signals import RoundHistory, law_entropy, peak_log_odds
 from dspark.core.params import is_greedy
 from dspark.core.tau import Round
 from dspark.engine.options import DecodeOptions
@@ -47,14 +47,15 @@ class RoundRecorder:
         self._history = RoundHistory()
         self._position = 1  # the first token is the prompt's
         self._wanted = full_width(self._position)
-        self._slots: list[tuple[float, float]] = []
+        self._slots: list[tuple[float, float, float]] = []
         self._overlap = [float("nan")] * gamma
-        self._rows: list[tuple[list[tuple[float, float]], list[float], float, int, int, int]] = []
+        self._rows: list[tuple[list[tuple[float, float, float]], list[float], float, int, int, int]] = []
 
     def slot(self, logits: Tensor, confidence: float | None) -> None:
         """Take in a slot's confidence and the shape of its law, never the token drawn from it."""
-        peak = float(peak_log_odds(logits.float().numpy()))
-        self._slots.append((float("nan") if confidence is None else confidence, peak))
+        law = logits.float().numpy()
+        head = float("nan") if confidence is None else confidence
+        self._slots.append((head, float(peak_log_odds(law)), float(law_entropy(law))))
 
     def laws(self, p: Tensor, q: Tensor) -> None:
         """Take in each slot's exact chance of acceptance by token rejection: what calibration is measured against."""
@@ -75,11 +76,12 @@ class RoundRecorder:
         """The rounds so far, none included."""
         slots = [row[0] for row in self._rows]
         count, label = len(slots), self._label
-        logits = np.array(slots, dtype=np.float32).reshape(len(slots), self._gamma, 2)
+        logits = np.array(slots, dtype=np.float32).reshape(len(slots), self._gamma, 3)
         history, accepted, judged, position = (np.array([row[i] for row in self._rows]) for i in range(2, 6))
         return RoundRecords(
             confidence=logits[..., 0],
-            peak=logits[..., 1],
+            peak=logits[..., 1].astype(np.float16),
+            entropy=logits[..., 2].astype(np.float16),
             overlap=np.array([row[1] for row in self._rows], dtype=np.float16).reshape(count, self._gamma),
             history=history.astype(np.float32),
             accepted=accepted,
