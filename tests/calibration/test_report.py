@@ -59,7 +59,7 @@ def test_a_position_that_was_never_judged_has_no_figures():
     assert all(map(math.isnan, (second.ece, second.ece_floor, second.auc, second.brier, second.mean_predicted)))
 
 
-def test_no_confidence_ranks_better_than_exact_chances(report):
+def test_exact_chances_rank_better_than_a_noisy_head(report):
     heads = [one.auc for one in report.overall.before]
     assert report.oracle is not None
     for exact, head in zip([one.auc for one in report.oracle], heads, strict=True):

@@ -52,6 +52,12 @@ def test_json_has_the_agreed_shape_and_the_file_belongs_to_the_pair(run, world, 
         load_calibration(drafter / FILE_NAME, pair, Sampling(DraftMode.GREEDY, 0.0))
 
 
+def test_only_token_rejection_has_exact_chances(run, world, drafter, prompts, tmp_path):
+    call = (*arguments(world, drafter, prompts), "--limit", 2, "--json", "-o", tmp_path / "calibration.json")
+    assert run(*call).json["oracle"] is not None
+    assert run(*call, "--block-verification").json["oracle"] is None
+
+
 def test_recorded_rounds_are_not_decoded_again(run, world, drafter, prompts, tmp_path):
     call = (*arguments(world, drafter, prompts), "--records", tmp_path / "rounds", "--json")
     first = run(*call, "--limit", 2).json

@@ -34,7 +34,7 @@ class RoundRecords:
     `confidence` [N, G] are the head's logits, `peak` [N, G] the log-odds of the largest draft probability and `entropy`
     [N, G] the entropy of the draft law in nats, each NaN throughout where there was none. `overlap` [N, G] is
     sum_v min(p, q), each slot's exact chance of acceptance by token rejection where the slots before it were accepted;
-    NaN throughout where laws were not compared (greedy rounds). `history` [N] is the `RoundHistory` before the round.
+    NaN throughout elsewhere (greedy rounds, block verification). `history` [N] is the `RoundHistory` before the round.
     Of the first `judged` [N] drafts, those before and including an accepted end token, `accepted` [N] survived.
     `position` [N] is the output position of the round's first token, `request` [N] a number that tells prompts apart,
     `domain` [N] a name; `draft_mode` [N] and `temperature` [N] say how drafts were drawn.

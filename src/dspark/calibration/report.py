@@ -80,8 +80,9 @@ class Comparison:
 class CalibrationReport:
     """A fitted model and its figures on the report rounds: together, by domain, and beside the other methods.
 
-    `oracle` are those of a head that states every slot's exact chance of acceptance: what no confidence can beat. None
-    where the records do not tell it.
+    `oracle` are those of a head that states every slot's exact chance of acceptance, which is what heads are taught. No
+    confidence beats it at position 1; behind it the drawn tokens tell more than such chances do. None where the
+    records do not tell them.
     """
 
     method: MethodName

@@ -11,6 +11,7 @@ import numpy as np
 from dspark.calibration.records import RoundRecords, concatenate
 from dspark.calibration.shards import RecordStore
 from dspark.core.admission import admit_all
+from dspark.core.rejection import TokenRejection
 from dspark.data.chat import Message
 from dspark.data.text import TextCodec
 from dspark.engine.reference import ReferenceLoop
@@ -61,7 +62,10 @@ class RecordingDecoder:
             result = self.loop.generate(ids, params, self.codec.detokeniser(), recorder)
             messages.append(Message("assistant", result.text))
             parts.append(recorder.records())
-        return concatenate(parts)
+        records = concatenate(parts)
+        if isinstance(self.loop.options.rule, TokenRejection):
+            return records
+        return replace(records, overlap=np.full_like(records.overlap, np.nan))  # another rule, other chances
 
 
 def request_number(prompt: Prompt) -> int:
