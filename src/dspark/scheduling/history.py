@@ -34,7 +34,7 @@ class SurvivalHistory:
     """Survivals by request key, not by slot: a slot that changes hands tells nothing about its new owner.
 
     Newcomers are taken for the mean of all earlier rounds, for confident while there is none (decision 0009). Another
-    gamma forgets everything.
+    gamma, of a round that is learned from or asked for, forgets everything before it.
 
     Raises:
         ConfigError: `lag` is below 1: this round's confidences depend on this round's drafts.
@@ -65,7 +65,7 @@ class SurvivalHistory:
         """
         while self._young and self._young[0].number <= number - self._lag:
             self._learn(self._young.popleft())
-        self._old = [seen for seen in self._old if len(seen.survival) == gamma]
+        self._expect(gamma)
         if not self._old:
             return np.ones((gamma, len(keys)), dtype=np.float32)
         newest = self._old[-1]
@@ -78,10 +78,15 @@ class SurvivalHistory:
 
     def _learn(self, seen: _Seen) -> None:
         mean = seen.average()
-        if len(self._mean) != len(mean):
-            self._mean = mean
+        self._expect(len(mean))
+        if not self._old:
+            self._mean = mean.copy()
         self._mean += MEAN_RATE * (mean - self._mean)
         self._old.append(seen)
+
+    def _expect(self, gamma: int) -> None:
+        if self._old and len(self._old[-1].survival) != gamma:
+            self._old = []
 
 
 def _overlaid(layers: list[_Seen], keys: Ints, mean: Floats) -> tuple[Floats, NDArray[np.bool_]]:

@@ -1,0 +1,66 @@
+"""A history under changing gammas and owners is that of a plain dictionary which is emptied at every other gamma."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dspark.scheduling import Batch, CostTable, LaggedScheduler
+from dspark.scheduling.history import MEAN_RATE, SurvivalHistory
+
+TABLE = CostTable((1, 64), (0,), ((1.0, 9.0),), (1, 4), (0.1, 0.1))
+
+
+class PlainHistory:
+    """What `SurvivalHistory` says it is, one request at a time."""
+
+    def __init__(self, lag: int) -> None:
+        self.lag = lag
+        self.rounds: list[tuple[int, list[int], np.ndarray]] = []
+        self.learned = 0
+        self.known: dict[int, np.ndarray] = {}
+        self.mean: np.ndarray | None = None
+
+    def expect(self, gamma: int) -> None:
+        if self.mean is not None and len(self.mean) != gamma:
+            self.known, self.mean = {}, None
+
+    def recall(self, number: int, keys: list[int], gamma: int) -> np.ndarray:
+        for _, owners, survival in [r for r in self.rounds if self.learned <= r[0] <= number - self.lag]:
+            self.expect(len(survival))
+            mean = survival.mean(axis=1)
+            self.mean = mean if self.mean is None else self.mean + MEAN_RATE * (mean - self.mean)
+            self.known |= dict(zip(owners, survival.T, strict=True))
+        self.learned = max(self.learned, number - self.lag + 1)
+        self.expect(gamma)
+        self.known = {key: row for key, row in self.known.items() if key in keys}
+        unknown = np.ones(gamma) if self.mean is None else self.mean
+        return np.array([self.known.get(key, unknown) for key in keys]).T
+
+
+rounds = st.tuples(st.sampled_from([1, 2, 2, 3]), st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True))
+
+
+@given(st.lists(rounds, min_size=1, max_size=10), st.integers(1, 3))
+def test_equals_a_plain_dictionary(played: list[tuple[int, list[int]]], lag: int) -> None:
+    random = np.random.default_rng(0)
+    ours, plain = SurvivalHistory(lag), PlainHistory(lag)
+    for number, (gamma, keys) in enumerate(played):
+        found, expected = ours.recall(number, np.array(keys), gamma), plain.recall(number, keys, gamma)
+        assert found == pytest.approx(expected)
+        survival = np.cumprod(random.random((gamma, len(keys))), axis=0)
+        ours.record(number, np.array(keys), survival)
+        plain.rounds.append((number, keys, survival))
+        if number % 2:
+            ours.prepare()
+
+
+@pytest.mark.parametrize("gammas", [(7, 5, 7, 7, 7), (5, 7, 5, 5, 5), (7, 7, 5, 7, 5, 7, 7)])
+def test_gamma_may_change_and_change_back(gammas: Sequence[int]) -> None:
+    scheduler = LaggedScheduler(TABLE, lag=2)
+    for number, gamma in enumerate(gammas):
+        batch = Batch(np.array([1, 2 if number < 3 else 3]), gamma)
+        lengths = scheduler.lengths(scheduler.plan(batch), np.full((2, gamma), 0.5))
+        assert lengths.max() <= gamma
