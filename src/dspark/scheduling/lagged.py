@@ -24,7 +24,7 @@ class LaggedScheduler:
     taken for the mean of the others, or for confident while nothing is known. Trimming must promise `least_gain`
     (relative) over verifying everything, which needs no ragged batch; where the cost curve is no clearer than its
     noise, nothing is trimmed. When not drafting is best, `probes` says when to look again; a change of load is noticed
-    at once.
+    at once. A round with floors drafts in any case, with the best budget that holds them.
     """
 
     def __init__(
@@ -48,12 +48,13 @@ class LaggedScheduler:
         seconds = batch.round_seconds(self._cost)
         ahead, budget = self._ahead(batch, value, seconds)
         pays = bool((ahead.full if budget is None else ahead.drafted[budget]) > ahead.plain)
-        probe = not pays and self._probe.due()
+        drafts = pays or batch.floor_tokens > 0
+        probe = not drafts and self._probe.due()
         if pays:
             self._probe.reset()
         if budget is not None:
             budget = max(budget + batch.floor_tokens, 1)  # a probe that verifies nothing would teach nothing
-        return Plan(batch, number, pays or probe, full=budget is None, budget=budget, probe=probe, seconds=seconds)
+        return Plan(batch, number, drafts or probe, full=budget is None, budget=budget, probe=probe, seconds=seconds)
 
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """The top-K of today's candidates, K the budget."""

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from dspark.errors import ConfigError
 from dspark.scheduling.arrays import Floats, Ints
-from dspark.scheduling.cost import CostModel
+from dspark.scheduling.cost import CostModel, RoundSeconds
 from dspark.scheduling.draft_yield import DraftYield
 from dspark.scheduling.fixed import settled_lengths
 from dspark.scheduling.probe import Probe, ProbeSchedule
@@ -20,7 +22,8 @@ class Parked:
 
     Running means of past rounds (each moves them by `rate`) are all it knows, so that no draft of this round can bias
     it. A plan is judged at its own width, one that leaves the width open at the usual one. While parked, `probes` says
-    when to draft nevertheless; what the inner scheduler tries as its own probe is let through.
+    when to draft nevertheless; what the inner scheduler tries as its own probe is let through. Floors were promised: a
+    parked round with floors drafts and verifies these alone, and what is planned beside them need only pay more.
     """
 
     def __init__(
@@ -34,38 +37,50 @@ class Parked:
         self._probe = Probe(probes or ProbeSchedule())
 
     def plan(self, batch: Batch) -> Plan:
-        """The inner plan, or no drafts."""
+        """The inner plan; or the floors alone, without any no drafts."""
         plan = self._inner.plan(batch)
-        if not plan.drafts or plan.probe:
+        if not plan.drafts or plan.probe or not self._yield.known:
             return plan
-        if self._pays(plan):
+        seconds = batch.round_seconds(self._cost) if plan.seconds is None else plan.seconds
+        planned, plain = self._rate(plan.batch, self._drafts(plan), seconds), batch.requests / seconds.plain
+        if planned > plain:
             self._probe.reset()
+        if planned > (self._rate(batch, batch.floor_tokens, seconds) if batch.floor_tokens else plain):
             return plan
-        return replace(plan, probe=True) if self._probe.due() else Plan(batch, UNSEEN, drafts=False)
+        if self._probe.due():
+            return replace(plan, probe=True)
+        if batch.floor_tokens:
+            return replace(plan, full=False, budget=batch.floor_tokens)
+        return Plan(batch, UNSEEN, drafts=False)
 
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
-        """As the inner scheduler has it."""
-        return settled_lengths(plan) if plan.number == UNSEEN else self._inner.lengths(plan, confidences)
+        """As the inner scheduler has it, which sees the confidences also where floors alone are verified."""
+        if plan.number == UNSEEN:
+            return settled_lengths(plan)
+        lengths = self._inner.lengths(plan, confidences)
+        floors = plan.batch.floors
+        return floors.astype(np.int64) if floors is not None and _floors_alone(plan) else lengths
 
     def observe(self, outcome: Outcome) -> None:
-        """Update the means; tell the inner scheduler of its own rounds."""
+        """Update the means, but not by floors alone: their width is not the usual one. Tell the inner scheduler."""
         if outcome.plan.number != UNSEEN:
             self._inner.observe(outcome)
-        if outcome.plan.drafts:
+        if outcome.plan.drafts and (outcome.plan.probe or not _floors_alone(outcome.plan)):
             self._yield.observe(outcome)
 
-    def _pays(self, plan: Plan) -> bool:
-        if not self._yield.known:
-            return True
-        batch = plan.batch
-        drafts = self._drafts(plan)
-        seconds = batch.round_seconds(self._cost) if plan.seconds is None else plan.seconds
+    def _rate(self, batch: Batch, drafts: int, seconds: RoundSeconds) -> float:
+        """Tokens per second of a round that verifies `drafts` drafts, by what past ones brought."""
         tokens = batch.requests + batch.drafting * self._yield.surviving(drafts / batch.drafting)
-        return bool(tokens / seconds.drafted[drafts] > batch.requests / seconds.plain)
+        return float(tokens / seconds.drafted[drafts])
 
     def _drafts(self, plan: Plan) -> int:
         """How many drafts the plan will verify."""
-        room = plan.batch.room
+        batch = plan.batch
         if plan.full:
-            return room
-        return min(round(self._yield.width * plan.batch.drafting) if plan.budget is None else plan.budget, room)
+            return batch.room
+        usual = round(self._yield.width * batch.drafting) if plan.budget is None else plan.budget
+        return min(max(usual, batch.floor_tokens), batch.room)
+
+
+def _floors_alone(plan: Plan) -> bool:
+    return plan.batch.floor_tokens > 0 and plan.budget == plan.batch.floor_tokens

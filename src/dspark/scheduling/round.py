@@ -15,10 +15,10 @@ class Batch:
 
     `keys` [B] name the requests, the same in every round and never reused; the row of a request is its slot.
     `context` is the mean number of committed positions per request. `caps` [B] bound the drafts of each request
-    (0: it does not draft), `floors` [B] are verified whatever the confidences say, as long as the round drafts at all
-    (equal to the caps, they give calibration labels that are not censored: choose such requests beforehand);
-    `weights` [B] say how much a token of each request is worth. `max_tokens` bounds the rows of the verifying forward,
-    the anchors included.
+    (0: it does not draft), `floors` [B] are verified whatever the confidences say and whether or not drafting pays: a
+    round with floors drafts, unless drafting is switched off (`FixedLength(0)`). Equal to the caps, floors give
+    calibration labels that are not censored: choose such requests beforehand. `weights` [B] say how much a token of
+    each request is worth. `max_tokens` bounds the rows of the verifying forward, the anchors included.
 
     Raises:
         ConfigError: a field cannot be; the message names it.
