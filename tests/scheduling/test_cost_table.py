@@ -66,6 +66,14 @@ def test_steps_per_second_of_the_paper() -> None:
     assert table.round_seconds(1, 1, 1, 0).drafted == pytest.approx([1, 2])
 
 
+@pytest.mark.parametrize("steps", [0, -1.0, float("nan"), float("inf")])
+def test_steps_per_second_that_cannot_be_are_refused(steps: float) -> None:
+    with pytest.raises(ConfigError, match="steps per second at 2 tokens"):
+        CostTable.from_steps_per_second({1: 10, 2: steps})
+    with pytest.raises(ConfigError, match="tokens is"):
+        CostTable.from_steps_per_second({})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -74,3 +74,6 @@ def test_impossible_timings_and_rates_are_refused() -> None:
         RoundTiming(1, 0.0, 1, 1.0, float("nan"), 0.1)
     with pytest.raises(ConfigError, match="rate is 0"):
         OnlineCost(TABLE, rate=0)
+    for every in (0, -1):
+        with pytest.raises(ConfigError, match="publish_every is"):
+            OnlineCost(TABLE, publish_every=every)

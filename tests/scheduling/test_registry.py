@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from dspark.scheduling import (
     StaticThreshold,
     build_scheduler,
 )
+from dspark.scheduling.registry import SETTINGS
 
 TABLE = CostTable((1, 8), (0,), ((1.0, 2.0),), (1,), (0.1,))
 KINDS = {"fixed": FixedLength, "threshold": StaticThreshold, "prefix": PrefixScheduler, "lagged": LaggedScheduler}
@@ -74,6 +76,35 @@ def test_unknown_names_and_settings_are_answered_with_the_nearest() -> None:
 def test_settings_that_cannot_be_are_refused(config: SchedulerConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_scheduler(config, TABLE)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("name", None),
+        ("length", 2.5),
+        ("length", True),
+        ("threshold", "0.5"),
+        ("lag", "2"),
+        ("lag", 1.5),
+        ("least_gain", None),
+        ("park", "no"),
+        ("first_probe", 1.5),
+        ("longest_probe", "256"),
+    ],
+)
+def test_settings_of_another_type_are_refused_by_name(setting: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{setting} is {value!r}"):
+        SchedulerConfig.from_mapping({setting: value})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    config = SchedulerConfig("fixed", length=np.int64(2), threshold=np.float32(0.5))  # type: ignore[arg-type]
+    assert build_scheduler(config, TABLE).plan(Batch(np.arange(2), 3)).drafts
+
+
+def test_every_setting_has_a_type() -> None:
+    assert list(SETTINGS) == [field.name for field in fields(SchedulerConfig)]
 
 
 def test_importing_loads_no_model_library() -> None:

@@ -40,7 +40,15 @@ def ints(*values: int) -> np.ndarray:
     ("terms", "message"),
     [
         ({"keys": ints()}, "keys has shape"),
+        ({"keys": [1, 2, 3]}, "keys are of type list"),
+        ({"keys": np.array([1.0, 2.0, np.nan])}, "keys are of type float64"),
+        ({"keys": ints(4, 7, 4)}, "keys hold 4 twice"),
         ({"gamma": 0}, "gamma is 0"),
+        ({"context": float("nan")}, "context is nan"),
+        ({"context": float("inf")}, "context is inf"),
+        ({"context": -1.0}, "context is -1"),
+        ({"caps": np.array([1.0, np.nan, 2.0])}, "caps are of type float64"),
+        ({"floors": np.array([1.0, 0.0, 0.0])}, "floors are of type float64"),
         ({"max_tokens": 2}, "max_tokens is 2 for 3 requests"),
         ({"caps": ints(1, 2)}, "caps has shape"),
         ({"caps": ints(1, 2, 4)}, "caps are 1 to 4"),
@@ -142,10 +150,41 @@ def test_promised_rates_become_floors() -> None:
     survival = np.array([[0.9, 0.5, 1.0, 0.2], [0.8, 0.1, 1.0, 0.1]])
     floors = rate_floors(np.array([18.0, 0.0, 25.0, 30.0]), survival, round_seconds=0.1)
     assert floors.tolist() == [1, 0, 2, 2]
-    with pytest.raises(ConfigError, match="rates"):
-        rate_floors(np.array([1.0]), survival, 0.1)
-    with pytest.raises(ConfigError, match="rates must be 0"):
-        rate_floors(np.array([1.0, -1.0, 1.0, 1.0]), survival, 0.1)
+
+
+def test_a_promise_met_exactly_needs_no_more() -> None:
+    """Eight rounds a second: one token each without drafts, 1.5 with one draft, all exact in binary."""
+    survival = np.full((3, 5), 0.5) ** np.arange(1, 4)[:, None]
+    floors = rate_floors(np.array([8.0, np.nextafter(8, 9), 12.0, np.nextafter(12, 13), 14.0]), survival, 0.125)
+    assert floors.tolist() == [0, 1, 1, 2, 2]
+
+
+def test_floors_stay_within_caps_so_that_a_batch_takes_them() -> None:
+    caps = ints(0, 2, 3)
+    floors = rate_floors(np.full(3, 100.0), np.full((3, 3), 0.5), 0.1, caps)
+    assert floors.tolist() == [0, 2, 3]
+    assert Batch(KEYS, 3, caps=caps, floors=floors).floor_tokens == 5
+
+
+RATES, SURVIVAL = np.ones(2), np.full((3, 2), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        ({"rates": np.array([1.0])}, "rates"),
+        ({"rates": np.array([1.0, -1.0])}, "rates must be 0"),
+        ({"rates": np.array([1.0, np.nan])}, "rates must be 0"),
+        ({"survival": np.where(np.arange(6).reshape(3, 2) == 3, np.nan, 0.5)}, "survival must be probabilities"),
+        ({"survival": np.full((3, 2), 1.5)}, "survival must be probabilities"),
+        ({"round_seconds": float("nan")}, "round_seconds is nan"),
+        ({"round_seconds": 0.0}, "round_seconds is 0"),
+        ({"caps": ints(1, 2, 3)}, r"caps \(3,\) disagree"),
+    ],
+)
+def test_promises_that_cannot_be_are_refused_by_name(terms: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rate_floors(**{"rates": RATES, "survival": SURVIVAL, "round_seconds": 0.1, **terms})  # type: ignore[arg-type]
 
 
 def test_calibrated_survivals_become_confidences() -> None:

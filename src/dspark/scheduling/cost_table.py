@@ -64,7 +64,14 @@ class CostTable:
 
     @classmethod
     def from_steps_per_second(cls, sps: dict[int, float]) -> "CostTable":
-        """The paper's cost table: SPS(B) at B tokens, drafting included, so that it costs nothing by itself."""
+        """The paper's cost table: SPS(B) at B tokens, drafting included, so that it costs nothing by itself.
+
+        Raises:
+            ConfigError: no steps, or some that are no positive number a second.
+        """
+        for size, steps in sps.items():
+            if not 0 < steps < math.inf:
+                raise ConfigError(f"steps per second at {size} tokens are {steps}; expected a positive number")
         tokens = tuple(sorted(sps))
         return cls(tokens, (0,), (tuple(1 / sps[b] for b in tokens),), (1,), (0.0,))
 

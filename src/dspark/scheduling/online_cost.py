@@ -42,11 +42,16 @@ class OnlineCost:
     Each round moves the factors by the share `rate` of its logarithmic error. The corrected table is published every
     `publish_every` rounds, so that decisions in between cost nothing. Depends on past times only: the text's law is
     untouched.
+
+    Raises:
+        ConfigError: `rate` is no share, or `publish_every` is below 1.
     """
 
     def __init__(self, table: CostTable, rate: float = 0.05, publish_every: int = 16) -> None:
         if not 0 < rate <= 1:
             raise ConfigError(f"rate is {rate}; expected a share above 0 and up to 1")
+        if publish_every < 1:
+            raise ConfigError(f"publish_every is {publish_every}; expected 1 round or more")
         self.table = table
         self._measured = table
         self._rate = rate

@@ -4,6 +4,7 @@ import difflib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +18,22 @@ from dspark.scheduling.probe import ProbeSchedule
 from dspark.scheduling.scheduler import Scheduler
 from dspark.scheduling.threshold import StaticThreshold
 
+WHOLE: tuple[tuple[type, ...], str] = ((Integral,), "a whole number")
+NUMBER: tuple[tuple[type, ...], str] = ((Real,), "a number")
+SETTINGS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
+    {
+        "name": ((str,), "the name of a scheduler"),
+        "length": ((Integral, type(None)), "a whole number of drafts, or None for all"),
+        "threshold": NUMBER,
+        "lag": WHOLE,
+        "least_gain": NUMBER,
+        "park": ((bool,), "true or false"),
+        "first_probe": WHOLE,
+        "longest_probe": WHOLE,
+    }
+)
+"""What each setting of `SchedulerConfig` is: types, and how a message says so."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -25,6 +42,9 @@ class SchedulerConfig:
     `length` is that of "fixed" (None: gamma), `threshold` that of "threshold", `lag` and `least_gain` belong to
     "lagged". `park` stops drafting while it does not pay; the first probe comes after `first_probe` rounds, at the
     latest one comes every `longest_probe`.
+
+    Raises:
+        ConfigError: a setting is of another type; the message names it. Values are checked by `build_scheduler`.
     """
 
     name: str = "lagged"
@@ -35,6 +55,12 @@ class SchedulerConfig:
     park: bool = True
     first_probe: int = 16
     longest_probe: int = 256
+
+    def __post_init__(self) -> None:
+        for name, (kinds, expected) in SETTINGS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise ConfigError(f"{name} is {value!r}; expected {expected}")
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> "SchedulerConfig":

@@ -1,5 +1,6 @@
 """What a scheduler is told, and what it answers. Shapes: B requests of the batch, gamma drafts each."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -7,6 +8,9 @@ import numpy as np
 from dspark.errors import ConfigError
 from dspark.scheduling.arrays import Floats, Ints
 from dspark.scheduling.cost import CostModel, RoundSeconds
+
+WHOLE = "iu"
+"""Kinds of numpy types that hold whole numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,10 +47,14 @@ class Batch:
     """Worth of the tokens that come without any draft: one for each request."""
 
     def __post_init__(self) -> None:
-        if self.keys.ndim != 1 or not len(self.keys):
-            raise ConfigError(f"keys has shape {self.keys.shape}; expected one key for each of at least one request")
+        self._check_keys()
         if self.gamma < 1:
             raise ConfigError(f"gamma is {self.gamma}; expected at least one draft per request")
+        if not 0 <= self.context < math.inf:
+            raise ConfigError(f"context is {self.context}; expected the mean number of committed positions, 0 or more")
+        for name, rows in (("caps", self.caps), ("floors", self.floors)):
+            if rows is not None and rows.dtype.kind not in WHOLE:
+                raise ConfigError(f"{name} are of type {rows.dtype}; expected whole numbers")
         self._count()
         if self.max_tokens is not None and self.max_tokens < self.requests:
             raise ConfigError(
@@ -54,6 +62,20 @@ class Batch:
                 "anchor: raise it or split the batch"
             )
         self._check_rows()
+
+    def _check_keys(self) -> None:
+        if not isinstance(self.keys, np.ndarray):
+            raise ConfigError(f"keys are of type {type(self.keys).__name__}; expected an array of whole numbers")
+        if self.keys.ndim != 1 or not len(self.keys):
+            raise ConfigError(f"keys has shape {self.keys.shape}; expected one key for each of at least one request")
+        if self.keys.dtype.kind not in WHOLE:
+            raise ConfigError(f"keys are of type {self.keys.dtype}; expected whole numbers that name the requests")
+        ordered = np.sort(self.keys)
+        if np.count_nonzero(ordered[1:] == ordered[:-1]):
+            twice = ordered[1:][ordered[1:] == ordered[:-1]][0]
+            raise ConfigError(
+                f"keys hold {twice} twice; expected another key for each request, or they share a history"
+            )
 
     def _check_rows(self) -> None:
         for name, rows in (("caps", self.caps), ("floors", self.floors), ("weights", self.weights)):
