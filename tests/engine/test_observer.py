@@ -23,6 +23,9 @@ class Notes:
         self.told: list[float | Round | None] = []
         self.widths: set[int] = set()
 
+    def full_width(self, position: int) -> bool:
+        return False
+
     def slot(self, logits: torch.Tensor, confidence: float | None) -> None:
         self.widths.add(len(logits))
         self.told.append(confidence)

@@ -15,6 +15,7 @@ from dspark.core.admission import DraftPrefix
 from dspark.core.hashed_law import HashedLaw
 from dspark.core.tau import Round
 from dspark.drafters.fake import FakeDrafter
+from dspark.drafters.prompt_lookup import PromptLookup
 from dspark.engine.estimated import EstimatedConfidence
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
@@ -26,6 +27,7 @@ from dspark.types import SamplingParams
 
 V, ORDER, GAMMA, PROMPT = 6, 2, 3, (0, 3, 1, 4)
 PARAMS = SamplingParams(temperature=1.0, max_tokens=30, seed=7)
+LOTTERY = RoundLottery(0.5, seed=2)
 LABEL = RequestLabel(5, "math", DraftMode.SAMPLED, 1.0)
 
 
@@ -56,6 +58,7 @@ def test_records_hold_every_round_in_order():
 
 def test_peak_and_confidence_are_those_of_the_slot():
     recorder = RoundRecorder(LABEL, 2, every_round)
+    assert recorder.full_width(1)
     rows = torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 3.0]])
     for row, confidence in zip(rows, (0.5, -1.5), strict=True):
         recorder.slot(row, confidence)
@@ -90,16 +93,91 @@ def test_greedy_rounds_have_no_overlap():
 
 def test_without_a_head_there_is_no_confidence():
     recorder = RoundRecorder(LABEL, 1, every_round)
+    assert recorder.full_width(1)
     recorder.slot(torch.zeros(3), None)
     recorder.judged(Round(1, 1, 0, 1))
     assert recorder.records().signals.confidence is None
 
 
-def test_trimmed_rounds_are_left_out():
+def head(tokens) -> float:
+    """A confidence that depends on the tokens before the slot, and for half of them trims there."""
+    return float(tokens[-1]) - 2.5
+
+
+def trims(prefix: DraftPrefix) -> bool:
+    return prefix.confidences[-1] > 0
+
+
+def test_a_loop_that_trims_records_what_one_that_does_not_would():
+    """Catches named rounds that the schedule trims all the same: their confidences would choose what is kept.
+
+    At temperature 0 both loops write the same text, so a round that begins at the same position is the same round.
+    """
+    params = SamplingParams(max_tokens=60)
+    every, named = (RoundRecorder(LABEL, GAMMA, one) for one in (every_round, partial(LOTTERY.draws, LABEL.request)))
+    whole = ReferenceLoop(target(max_positions=80), drafter(confidence=head)).generate(PROMPT, params, observer=every)
+    loop = ReferenceLoop(target(max_positions=80), drafter(confidence=head), DecodeOptions(admits=trims))
+    commits = list(generation := loop.start(PROMPT, params, observer=named))
+    assert generation.finish().token_ids == whole.token_ids
+    starts = np.cumsum([len(commit.token_ids) for commit in commits])[:-1].tolist()
+    kept = [position for position in starts if LOTTERY.draws(LABEL.request, position)]
+    assert named.records().position.tolist() == kept
+    expected, found = every.records(), named.records()
+    both = sorted(set(kept) & set(expected.position.tolist()))
+    assert len(both) > 5
+    assert (found.confidence <= 0).any()  # rounds that the policy would have trimmed
+    for name in ("confidence", "peak", "accepted", "judged"):
+        a, b = (getattr(one, name)[np.isin(one.position, both)] for one in (found, expected))
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def test_first_rounds_of_many_requests_do_not_depend_on_trimming():
+    """At temperature 1 texts part after a trimmed round, but the first round of a request is the same in both loops."""
+    loops = [
+        ReferenceLoop(target(), drafter(confidence=head), DecodeOptions(**options))
+        for options in ({}, {"admits": trims})
+    ]
+    for request in range(60):
+        first = []
+        for loop in loops:
+            label = replace(LABEL, request=request)
+            recorder = RoundRecorder(label, GAMMA, partial(LOTTERY.draws, request))
+            loop.generate(PROMPT, replace(PARAMS, seed=request, max_tokens=2), observer=recorder)
+            first.append(recorder.records())
+        named = LOTTERY.draws(request, 1)
+        assert [len(one) for one in first] == [named, named]
+        for name, value in first[0].arrays().items():
+            np.testing.assert_array_equal(getattr(first[1], name), value, err_msg=name)
+
+
+def test_a_named_round_that_comes_back_narrower_is_an_error():
     recorder = RoundRecorder(LABEL, GAMMA, every_round)
-    loop = ReferenceLoop(target(), drafter(), DecodeOptions(admits=lambda prefix: len(prefix.tokens) < 2))
-    loop.generate(PROMPT, PARAMS, observer=recorder)
-    assert len(recorder.records()) == 0
+    with pytest.raises(ConfigError, match=r"position 1 .* 3 drafts, but it has 2.*max_draft_tokens"):
+        ReferenceLoop(target(), drafter(), DecodeOptions(max_draft_tokens=2)).generate(
+            PROMPT, PARAMS, observer=recorder
+        )
+
+
+def test_at_the_end_of_the_context_no_round_is_named():
+    recorder = RoundRecorder(LABEL, GAMMA, every_round)
+    loop = ReferenceLoop(target(max_positions=20), drafter())
+    result = loop.generate(PROMPT, replace(PARAMS, max_tokens=100), observer=recorder)
+    assert len(result.token_ids) == 20 - len(PROMPT)
+    narrower = sum(entry.verified < GAMMA for entry in result.tally.entries.elements())
+    assert 0 < narrower == result.tally.rounds - len(recorder.records())
+    assert recorder.records().position.max() + len(PROMPT) + GAMMA <= 20
+
+
+def test_copied_rounds_leave_positions_in_step():
+    """Catches a position counted from the rounds that the recorder is told of."""
+    recorder = RoundRecorder(LABEL, GAMMA, partial(LOTTERY.draws, LABEL.request))
+    loop = ReferenceLoop(target(max_positions=300), drafter(), DecodeOptions(lookup=PromptLookup(2, match=3)))
+    generation = loop.start(PROMPT, replace(PARAMS, max_tokens=200), observer=recorder)
+    starts = set(np.cumsum([len(commit.token_ids) for commit in generation])[:-1].tolist())
+    result, found = generation.finish(), recorder.records().position.tolist()
+    assert 0 < result.lookup_rounds < result.tally.rounds
+    assert len(found) > 3
+    assert set(found) <= {start for start in starts if LOTTERY.draws(LABEL.request, start)}
 
 
 def test_only_rounds_named_before_drafting_are_kept():
@@ -117,10 +195,12 @@ def test_only_rounds_named_before_drafting_are_kept():
         np.testing.assert_array_equal(getattr(some.records(), name), value, err_msg=name)
 
 
-def test_the_recording_decoder_refuses_a_loop_that_may_trim():
-    loop = ReferenceLoop(target(), drafter(), DecodeOptions(admits=lambda prefix: True))
-    with pytest.raises(ConfigError, match="admits"):
-        RecordingDecoder(loop, None, PARAMS)
+@pytest.mark.parametrize(
+    ("name", "value"), [("admits", trims), ("lookup", PromptLookup()), ("max_draft_tokens", GAMMA - 1)], ids=str
+)
+def test_the_recording_decoder_refuses_loops_whose_rounds_are_not_all_the_drafters_in_full(name, value):
+    with pytest.raises(ConfigError, match=name):
+        RecordingDecoder(ReferenceLoop(target(), drafter(), DecodeOptions(**{name: value})), None, PARAMS)
 
 
 def test_an_accepted_end_token_ends_what_was_judged():
@@ -155,7 +235,8 @@ def test_an_estimator_gives_a_headless_drafter_the_confidences_that_its_records_
 
     recorder = RoundRecorder(LABEL, GAMMA, every_round)
     wrapped = EstimatedConfidence(drafter(), estimator)
-    result = ReferenceLoop(target(), wrapped, DecodeOptions(admits=note)).generate(PROMPT, PARAMS, observer=recorder)
+    ReferenceLoop(target(), wrapped).generate(PROMPT, PARAMS, observer=recorder)
+    result = ReferenceLoop(target(), wrapped, DecodeOptions(admits=note)).generate(PROMPT, PARAMS)
     records = recorder.records()
     # Records keep peaks and entropies in half precision.
     np.testing.assert_allclose(records.confidence, estimator.conditional_logits(records.signals), rtol=2e-3, atol=2e-3)

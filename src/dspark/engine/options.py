@@ -12,11 +12,11 @@ from dspark.errors import ConfigError
 class DecodeOptions:
     """Choices that change speed and acceptance, never the law of the text.
 
-    `max_draft_tokens` caps the drafts of a round below the drafter's gamma (None: no cap), `rule` judges them,
-    `admits` decides slot by slot how many there are. With `greedy_drafts` the drafter takes its most likely token at
-    any temperature, judged with a one-hot q. Where `lookup` finds the last tokens repeated, a round copies its drafts
-    instead of asking the drafter, and neither the cap nor `admits` applies; without a drafter it is the only source of
-    drafts. The prompt is read `prefill_chunk` tokens at a time.
+    `max_draft_tokens` caps the drafts of a round below the drafter's gamma (None: no cap), `rule` judges them, `admits`
+    decides slot by slot how many there are, except in rounds that an observer wants in full. With `greedy_drafts` the
+    drafter takes its most likely token at any temperature, judged with a one-hot q. Where `lookup` finds the last
+    tokens repeated, a round copies its drafts instead of asking the drafter, and neither the cap nor `admits` applies;
+    without a drafter it is the only source of drafts. The prompt is read `prefill_chunk` tokens at a time.
 
     Without a cap, rounds may be slower than plain decoding where checking drafts is dear: `dspark.measure_draft_limit`
     says how many pay on this machine.

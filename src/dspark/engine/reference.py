@@ -147,10 +147,14 @@ class Generation:
         return commit
 
     def _draft(self, sampler: RoundSampler) -> None:
-        """Propose a block, slot by slot, until the policy refuses a slot or nothing can be drawn for it."""
+        """Propose a block, slot by slot, until the policy refuses a slot or nothing can be drawn for it.
+
+        The policy is not asked in rounds that the observer wants in full.
+        """
         request = self._request
         if self._drafter is None or request.draft_cache is None or request.room == 0:
             return
+        full = self._wanted_in_full(self._drafter.info.gamma)
         block = self._drafter.begin(request.anchor, request.draft_cache, request.room)
         previous: int | None = request.anchor
         confidences: tuple[float | None, ...] = ()
@@ -158,10 +162,15 @@ class Generation:
             logits, confidence = block.step(previous)
             request.observer.slot(logits, confidence)
             confidences = (*confidences, confidence)
-            admitted = self._admits(DraftPrefix(request.anchor, tuple(sampler.drafts), confidences))
+            admitted = full or self._admits(DraftPrefix(request.anchor, tuple(sampler.drafts), confidences))
             previous = sampler.draft(logits) if admitted else None
         request.draft_cache.rollback(request.length - 1)
         self._watch.lap("draft")
+
+    def _wanted_in_full(self, gamma: int) -> bool:
+        request = self._request
+        fits = request.length + gamma <= request.context
+        return fits and request.observer.full_width(len(request.output.token_ids))
 
     def _admits(self, prefix: DraftPrefix) -> bool:
         self._watch.lap("draft")

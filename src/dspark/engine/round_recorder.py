@@ -12,6 +12,7 @@ from dspark.calibration.signals import RoundHistory, law_entropy, peak_log_odds
 from dspark.core.params import is_greedy
 from dspark.core.tau import Round
 from dspark.engine.options import DecodeOptions
+from dspark.errors import ConfigError
 from dspark.types import SamplingParams
 
 
@@ -30,26 +31,33 @@ FullWidth = Callable[[int], bool]
 
 
 def every_round(position: int) -> bool:
-    """All rounds are verified in full: for loops that never trim."""
+    """All rounds are verified in full: nothing is trimmed while it is recorded."""
     return True
 
 
 class RoundRecorder:
-    """A `RoundObserver` that keeps those rounds of a request that `full_width` names; others only enter the history.
+    """A `RoundObserver` that has the rounds that `full_width` names verified in full, and keeps those alone.
 
-    It is asked before the round's drafts exist. Rounds that merely happen to be verified in full are passed over: a
-    schedule chose them by their confidences, and what it did not choose was never seen. So are named ones that the
-    end of the context cuts short.
+    A round is named before its drafts exist, and a loop that trims widens it (`RoundObserver.full_width`). Those that
+    merely happen to be verified in full only enter the history: a schedule chose them by their confidences, and what
+    it did not choose was never seen. A loop that asks for rounds that it then verifies in part would leave just such
+    a choice behind, so this raises ConfigError. At the end of the context, where gamma drafts have no room, loops do
+    not ask.
     """
 
     def __init__(self, label: RequestLabel, gamma: int, full_width: FullWidth) -> None:
         self._label, self._gamma, self._full_width = label, gamma, full_width
         self._history = RoundHistory()
-        self._position = 1  # the first token is the prompt's
-        self._wanted = full_width(self._position)
+        self._position: int | None = None  # of the round at hand, if it was named
         self._slots: list[tuple[float, float, float]] = []
         self._overlap = [float("nan")] * gamma
         self._rows: list[tuple[list[tuple[float, float, float]], list[float], float, int, int, int]] = []
+
+    def full_width(self, position: int) -> bool:
+        """Whether the round that begins at output `position` is named."""
+        named = self._full_width(position)
+        self._position = position if named else None
+        return named
 
     def slot(self, logits: Tensor, confidence: float | None) -> None:
         """Take in a slot's confidence and the shape of its law, never the token drawn from it."""
@@ -59,18 +67,25 @@ class RoundRecorder:
 
     def laws(self, p: Tensor, q: Tensor) -> None:
         """Take in each slot's exact chance of acceptance by token rejection: what calibration is measured against."""
-        if self._wanted and len(q) == self._gamma:
+        if self._position is not None and len(q) == self._gamma:
             self._overlap = torch.minimum(p[: len(q)], q).sum(-1).tolist()
 
     def judged(self, entry: Round) -> None:
-        """Keep the round if it was named, and decide about the next."""
+        """Keep the round if it was named."""
+        position, self._position = self._position, None
         slots, self._slots = self._slots, []
         overlap, self._overlap = self._overlap, [float("nan")] * self._gamma
-        if self._wanted and entry.verified == self._gamma:
-            self._rows.append((slots, overlap, self._history.value, entry.accepted, entry.judged, self._position))
+        if position is not None:
+            self._check_width(entry, position)
+            self._rows.append((slots, overlap, self._history.value, entry.accepted, entry.judged, position))
         self._history.update(entry.accepted, entry.judged)
-        self._position += entry.emitted
-        self._wanted = self._full_width(self._position)
+
+    def _check_width(self, entry: Round, position: int) -> None:
+        if entry.verified != self._gamma:
+            raise ConfigError(
+                f"the round at output position {position} was to be verified in full, {self._gamma} drafts, but it has "
+                f"{entry.verified}; record with a loop that asks full_width, without a cap (max_draft_tokens)"
+            )
 
     def records(self) -> RoundRecords:
         """The rounds so far, none included."""

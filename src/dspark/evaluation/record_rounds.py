@@ -41,7 +41,9 @@ class RecordingDecoder:
         if cap is not None and cap < self.gamma:
             raise ConfigError(f"max_draft_tokens is {cap}; records need all {self.gamma} drafts verified")
         if self.loop.options.admits is not admit_all:
-            raise ConfigError("options.admits may trim rounds by what they hold; records need the default, admit_all")
+            raise ConfigError("options.admits would not be asked, as every round is recorded in full; use admit_all")
+        if self.loop.options.lookup is not None:
+            raise ConfigError("options.lookup copies drafts, which say nothing of the drafter; record without lookup")
 
     @property
     def gamma(self) -> int:
