@@ -3,6 +3,7 @@
 import pytest
 
 from dspark.calibration.exploration import RoundLottery
+from dspark.core.streams import RandomStreams, Stream
 from dspark.errors import ConfigError
 
 
@@ -28,3 +29,14 @@ def test_the_ends_are_never_and_always():
 def test_bad_settings_are_refused(share, seed):
     with pytest.raises(ConfigError, match="share|seed"):
         RoundLottery(share, seed)
+
+
+@pytest.mark.parametrize("stream", Stream)
+def test_choices_share_no_numbers_with_the_draws_of_a_request(stream):
+    """Catches a lottery that reads a stream of sampling: request n of seed s would be stream n of a request's seed s.
+
+    Which rounds are explored would then depend on the numbers that draw, accept or recover their tokens.
+    """
+    lottery, draws = RoundLottery(0.5, seed=9), RandomStreams(9)
+    agree = sum(lottery.draws(int(stream), p) == (draws.uniforms(stream, p, 1)[0] < 0.5) for p in range(1000))
+    assert abs(agree - 500) < 5 * 250**0.5  # 5 standard deviations; the same numbers would always agree
