@@ -21,7 +21,7 @@ def test_rounds_come_back_as_they_were(tmp_path):
     assert back.request.tolist() == [7, 2**64 - 1, 0]
     for name, value in first.arrays().items():
         assert (getattr(back, name)[:2] == value).all(), name
-    assert store.requests() == {7, 2**64 - 1, 0}
+    assert store.requests() == {(7, "math"), (2**64 - 1, "chat"), (0, "code")}
 
 
 def test_absent_heads_survive_the_disk(tmp_path):

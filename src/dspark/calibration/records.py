@@ -96,6 +96,10 @@ class RoundRecords:
         valid: npt.NDArray[np.bool_] = np.arange(self.gamma) < self.judged[:, None]
         return valid
 
+    def origins(self) -> list[tuple[int, str]]:
+        """Request and domain of every round: which prompt it answers, in which set of prompts."""
+        return list(zip(self.request.tolist(), self.domain.tolist(), strict=True))
+
     def arrays(self) -> dict[str, Array]:
         """Every field by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -58,10 +58,10 @@ class RecordStore:
         """All records; FormatError if there are none."""
         return read_records([self._directory])
 
-    def requests(self) -> frozenset[int]:
-        """Numbers of the requests that have records."""
+    def requests(self) -> frozenset[tuple[int, str]]:
+        """Number and domain of the requests that have records: a prompt may be in two domains."""
         parts = [read_shard(path) for path in shard_paths(self._directory)]
-        return frozenset(int(number) for part in parts for number in np.unique(part.request))
+        return frozenset(key for part in parts for key in part.origins())
 
 
 def shard_paths(directory: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """Decoding prompts in full width and keeping what became of every draft, prompt by prompt, resumable."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -53,7 +53,7 @@ class RecordingDecoder:
     def __call__(self, prompt: Prompt, set_name: str, seed: int) -> RoundRecords:
         """The full-width rounds of all turns, earlier answers staying in the conversation."""
         mode = draft_mode(self.loop.options, self.params)
-        label = RequestLabel(request_number(prompt), prompt.domain or set_name, mode, self.params.temperature)
+        label = RequestLabel(*prompt_key(prompt, set_name), mode, self.params.temperature)
         messages: list[Message] = []
         parts = []
         for turn, text in enumerate(prompt.turns):
@@ -70,9 +70,9 @@ class RecordingDecoder:
         return replace(records, overlap=np.full_like(records.overlap, np.nan))  # another rule, other chances
 
 
-def request_number(prompt: Prompt) -> int:
-    """The number by which a prompt's records are told apart: its digest."""
-    return int(prompt.digest, 16)
+def prompt_key(prompt: Prompt, set_name: str) -> tuple[int, str]:
+    """(request, domain) by which a prompt's records are told apart: its digest; its domain, or else its set's name."""
+    return int(prompt.digest, 16), prompt.domain or set_name
 
 
 def record_rounds(
@@ -85,17 +85,20 @@ def record_rounds(
 ) -> RoundRecords:
     """Records of every prompt (prompt i of a set is sampled with seed + i); those that `store` holds are not decoded.
 
-    `watch` is told the set's name and the rounds of each prompt, 0 for a stored one. An interruption keeps what is
-    finished.
+    A prompt that is there twice is decoded where it comes first, once in each domain that it belongs to, so that a
+    resumed run ends with the rounds of one that was never interrupted. One whose answer has no round leaves nothing
+    behind and is asked again, which costs a forward of its prompt. `watch` is told the set's name and the rounds of
+    each prompt, 0 for one that is not decoded. An interruption keeps what is finished.
     """
-    wanted = {request_number(prompt) for one in sets for prompt in one.prompts}
-    done = frozenset[int]() if store is None else store.requests()
+    wanted = {prompt_key(prompt, one.name) for one in sets for prompt in one.prompts}
+    done = set[tuple[int, str]]() if store is None else set(store.requests())
     kept = [] if store is None or not done else [_only(store.read(), wanted)]
     with _Buffer(store, clock) as buffer:
         for one in sets:
             for index, prompt in enumerate(one.prompts):
-                rounds = 0
-                if request_number(prompt) not in done:
+                rounds, key = 0, prompt_key(prompt, one.name)
+                if key not in done:
+                    done.add(key)
                     records = decode(prompt, one.name, seed + index)
                     buffer.add(records)
                     kept.append(records)
@@ -131,5 +134,5 @@ class _Buffer:
         self._parts, self._written = [], self._clock()
 
 
-def _only(records: RoundRecords, requests: set[int]) -> RoundRecords:
-    return records.take(np.array([int(number) in requests for number in records.request], dtype=bool))
+def _only(records: RoundRecords, wanted: Set[tuple[int, str]]) -> RoundRecords:
+    return records.take(np.array([key in wanted for key in records.origins()], dtype=bool))
