@@ -104,6 +104,29 @@ def test_damaged_files_are_refused(path, change):
         load_calibration(path, PAIR, SAMPLING)
 
 
+def test_an_entry_without_a_model_is_named(path):
+    data = json.loads(path.read_text())
+    del data["entries"][0]["model"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="calibration.json has an entry without `model`"):
+        load_calibration(path, PAIR, SAMPLING)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("y", [0.0]), ("y", [0.0, float("nan")]), ("x", [1.0, 0.0]), ("y", [0.0, 2.0]), ("x", None)],
+    ids=str,
+)
+def test_damaged_isotonic_maps_are_refused_by_field(path, field, value):
+    data = json.loads(path.read_text())
+    maps = [{"x": [0.0, 1.0], "y": [0.0, 1.0]} for _ in range(3)]
+    maps[1][field] = value
+    data["entries"][0]["model"] = {"method": "isotonic", "maps": maps}
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match=rf"\b{field}\b"):
+        load_calibration(path, PAIR, SAMPLING)
+
+
 def test_a_damaged_file_can_be_written_anew(path):
     path.write_text("{")
     save_calibration(path, Calibration(PAIR, SAMPLING, MODEL))

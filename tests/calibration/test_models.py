@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from dspark.calibration.isotonic import fit_isotonic, isotonic_map, pool_violators
+from dspark.calibration.isotonic import IsotonicMap, IsotonicSurvival, fit_isotonic, isotonic_map, pool_violators
 from dspark.calibration.logistic import ALL_FEATURES, HEADLESS, Feature, LogisticSurvival, fit_logistic, newton_fit
 from dspark.calibration.metrics import auroc, brier, expected_calibration_error
 from dspark.calibration.online import OnlineLogistic
@@ -228,6 +228,54 @@ def test_history_means_the_same_at_every_width():
 def test_unusable_signals_are_named(model, signals, word):
     with pytest.raises(ConfigError, match=word):
         model.survival(signals)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        ((0.0, 1.0), (0.5,), "2 x and 1 y"),
+        ((), (), "x of an isotonic map"),
+        ((0.5, 0.2), (0.1, 0.2), "x of an isotonic map"),
+        ((0.2, 0.5), (0.2, 0.1), "y of an isotonic map"),
+        ((0.0, float("nan")), (0.0, 1.0), "x of an isotonic map"),
+        ((0.0, 1.0), (float("nan"), 1.0), "y of an isotonic map"),
+        ((0.0, 1.1), (0.0, 1.0), "x of an isotonic map"),
+        ((0.0, 1.0), (-0.1, 1.0), "y of an isotonic map"),
+    ],
+    ids=str,
+)
+def test_maps_that_are_not_isotonic_or_no_chances_are_refused(x, y, words):
+    with pytest.raises(ConfigError, match=words):
+        IsotonicMap(x, y)
+
+
+def test_isotonic_survival_needs_a_position():
+    with pytest.raises(ConfigError, match="maps"):
+        IsotonicSurvival(())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (
+            {"gamma": 7, "start": LogisticSurvival((Feature.PEAK,), ((0.0, 0.0),) * 2)},
+            "start knows 2 positions and gamma is 7",
+        ),
+        ({"gamma": 0}, "gamma"),
+        ({"gamma": 2, "memory": 0.1}, "memory"),
+        ({"gamma": 2, "memory": float("nan")}, "memory"),
+        ({"gamma": 2, "prior_strength": 0.0}, "prior_strength"),
+    ],
+    ids=str,
+)
+def test_online_learning_refuses_what_cannot_work(arguments, word):
+    with pytest.raises(ConfigError, match=word):
+        OnlineLogistic(**arguments)
+
+
+def test_online_learning_goes_on_from_its_start():
+    start = FITTED["logistic"]
+    assert OnlineLogistic(REPORT.gamma, start=start).model == start
 
 
 def test_unusable_parameters_are_refused():

@@ -56,6 +56,12 @@ def test_damaged_shards_are_refused(tmp_path, content):
         read_records([tmp_path])
 
 
+def test_what_does_not_exist_is_not_called_damaged(tmp_path):
+    RecordStore(tmp_path, SETTINGS).append(records([1]))
+    with pytest.raises(FormatError, match="gone does not exist"):
+        read_records([tmp_path, tmp_path / "gone"])
+
+
 def test_other_tensors_are_no_records(tmp_path):
     from safetensors.numpy import save_file
 

@@ -106,6 +106,8 @@ def _say(value: Any) -> str:
 
 
 def _model(entry: Mapping[str, Any], path: Path, gamma: int) -> SurvivalModel:
+    if "model" not in entry:
+        raise FormatError(f"{path} has an entry without `model`; run `dspark calibrate` again")
     model = model_from_json(entry["model"])
     if model.gamma != gamma:
         raise FormatError(f"{path} has a model of {model.gamma} positions for gamma {gamma}; calibrate again")

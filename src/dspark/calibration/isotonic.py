@@ -7,14 +7,24 @@ import numpy as np
 
 from dspark.calibration.records import RoundRecords
 from dspark.calibration.signals import Floats, Signals, check_slots, cumulative, non_increasing, sigmoid
+from dspark.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class IsotonicMap:
-    """Straight lines between the points (x, y), both non-decreasing; constant outside."""
+    """Straight lines between the points (x, y), both non-decreasing and in [0, 1]; constant outside.
+
+    Raises ConfigError for other numbers, for no points, and where x and y differ in length.
+    """
 
     x: tuple[float, ...]
     y: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise ConfigError(f"an isotonic map has {len(self.x)} x and {len(self.y)} y; expected as many of both")
+        for name in ("x", "y"):
+            _check_rising(name, np.array(getattr(self, name), dtype=np.float64))
 
     def __call__(self, values: Floats) -> Floats:
         """The map at `values`."""
@@ -26,6 +36,10 @@ class IsotonicSurvival:
     """a_k = map_k(product of the raw confidences up to k), clamped non-increasing."""
 
     maps: tuple[IsotonicMap, ...]
+
+    def __post_init__(self) -> None:
+        if not self.maps:
+            raise ConfigError("maps is empty; expected an isotonic map per position")
 
     @property
     def gamma(self) -> int:
@@ -69,6 +83,12 @@ def pool_violators(means: Floats, weights: Floats) -> Floats:
         while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
             blocks[-2:] = [_pooled(blocks[-2:])]
     return np.repeat([mean for mean, _, _ in blocks], [length for _, _, length in blocks])
+
+
+def _check_rising(name: str, values: Floats) -> None:
+    chances = ((values >= 0) & (values <= 1)).all()  # NaN is neither
+    if not len(values) or not chances or (np.diff(values) < 0).any():
+        raise ConfigError(f"{name} of an isotonic map is {values.tolist()}; expected non-decreasing numbers in [0, 1]")
 
 
 def _pooled(blocks: Sequence[tuple[float, float, int]]) -> tuple[float, float, int]:

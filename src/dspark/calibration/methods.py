@@ -65,16 +65,21 @@ def model_from_json(data: Mapping[str, Any]) -> SurvivalModel:
 
 
 def _read_temperatures(data: Mapping[str, Any]) -> SurvivalModel:
-    return SequentialTemperature(tuple(map(float, data["temperatures"])))
+    return SequentialTemperature(_numbers("temperatures", data["temperatures"]))
 
 
 def _read_isotonic(data: Mapping[str, Any]) -> SurvivalModel:
-    return IsotonicSurvival(tuple(IsotonicMap(_numbers(one["x"]), _numbers(one["y"])) for one in data["maps"]))
+    return IsotonicSurvival(
+        tuple(IsotonicMap(_numbers("x", one["x"]), _numbers("y", one["y"])) for one in data["maps"])
+    )
 
 
 def _read_logistic(data: Mapping[str, Any]) -> SurvivalModel:
-    return LogisticSurvival(tuple(map(Feature, data["features"])), tuple(map(_numbers, data["weights"])))
+    weights = tuple(_numbers("weights", row) for row in data["weights"])
+    return LogisticSurvival(tuple(map(Feature, data["features"])), weights)
 
 
-def _numbers(values: Any) -> tuple[float, ...]:
+def _numbers(name: str, values: Any) -> tuple[float, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
+        raise ConfigError(f"{name} is {values!r}; expected a list of numbers")
     return tuple(map(float, values))

@@ -7,12 +7,14 @@ import numpy as np
 from dspark.calibration.logistic import HEADLESS, Feature, LogisticSurvival, conditional_data, design_matrix
 from dspark.calibration.records import RoundRecords
 from dspark.calibration.signals import Floats, sigmoid
+from dspark.errors import ConfigError
 
 
 class OnlineLogistic:
     """Follows a drifting acceptance: a Newton step per round, older rounds fading with `memory` rounds.
 
     Feed it full-width rounds only: those that a schedule trimmed are censored by what it believed (`RoundLottery`).
+    `start`, a fit of as many positions, brings its own features. Raises ConfigError for a value that cannot work.
     """
 
     def __init__(
@@ -23,6 +25,14 @@ class OnlineLogistic:
         memory: float = 2000.0,
         prior_strength: float = 4.0,
     ) -> None:
+        if gamma < 1:
+            raise ConfigError(f"gamma is {gamma}; expected 1 position or more")
+        if start is not None and start.gamma != gamma:
+            raise ConfigError(f"start knows {start.gamma} positions and gamma is {gamma}; start from a fit of {gamma}")
+        if not memory >= 1:
+            raise ConfigError(f"memory is {memory}; expected 1 round or more")
+        if not 0 < prior_strength < float("inf"):
+            raise ConfigError(f"prior_strength is {prior_strength}; expected a positive number")
         self._features = tuple(features) if start is None else start.features
         width = 1 + len(self._features)
         self._weights: Floats = np.zeros((gamma, width)) if start is None else np.array(start.weights)

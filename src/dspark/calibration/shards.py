@@ -72,8 +72,11 @@ def shard_paths(directory: Path) -> list[Path]:
 def read_records(paths: Sequence[Path]) -> RoundRecords:
     """The records of files and of directories' shards, whoever recorded them.
 
-    Raises FormatError for what cannot be read, and where there is nothing.
+    Raises FormatError for what does not exist or cannot be read, and where there is nothing.
     """
+    for path in paths:
+        if not path.exists():
+            raise FormatError(f"{path} does not exist; expected recorded rounds, a shard or a directory of them")
     shards = [shard for path in paths for shard in (shard_paths(path) if path.is_dir() else [path])]
     if not shards:
         raise FormatError(f"{', '.join(map(str, paths))}: no rounds-*.safetensors there; expected recorded rounds")
