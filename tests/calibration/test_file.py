@@ -26,13 +26,22 @@ def path(tmp_path):
     return tmp_path / FILE_NAME
 
 
+@pytest.mark.parametrize("head", [True, False], ids=["head", "headless"])
 @pytest.mark.parametrize("name", MethodName)
-def test_every_method_comes_back_exactly(tmp_path, name):
+def test_every_method_comes_back_exactly(tmp_path, name, head):
     drafter = SimulatedDrafter(overconfidence=(1.5, 1.5, 1.5))
     rounds = drafter.run(20, 20, np.random.default_rng(0)).records
+    rounds = rounds if head else replace(rounds, confidence=np.full_like(rounds.confidence, np.nan))
     model = method(name).fit(rounds)
     save_calibration(tmp_path / FILE_NAME, Calibration(PAIR, SAMPLING, model))
     assert load_calibration(tmp_path / FILE_NAME, PAIR, SAMPLING).model == model
+
+
+def test_files_that_do_not_say_what_they_were_fitted_on_are_of_a_head(path):
+    data = json.loads(path.read_text())
+    assert data["entries"][0]["model"].pop("source") == "confidence"
+    path.write_text(json.dumps(data))
+    assert load_calibration(path, PAIR, SAMPLING).model == MODEL
 
 
 def test_samplings_share_a_file_and_are_replaced_one_by_one(path):
@@ -91,6 +100,7 @@ def test_a_missing_file_is_refused(tmp_path):
         lambda data: data.update(entries="none"),
         lambda data: data["entries"][0].update(draft_mode="odd"),
         lambda data: data["entries"][0]["model"].update(method="odd"),
+        lambda data: data["entries"][0]["model"].update(source="odd"),
         lambda data: data["entries"][0]["model"].update(temperatures=[1.0, -1.0, 1.0]),
         lambda data: data["entries"][0]["model"].pop("temperatures"),
         lambda data: data["entries"][0]["model"].update(temperatures=[1.0]),

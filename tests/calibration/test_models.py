@@ -15,7 +15,7 @@ from dspark.calibration.metrics import auroc, brier, expected_calibration_error
 from dspark.calibration.online import OnlineLogistic
 from dspark.calibration.oracle import Oracle
 from dspark.calibration.records import split_by_request
-from dspark.calibration.signals import RoundHistory, Signals, law_entropy, peak_log_odds, sigmoid
+from dspark.calibration.signals import RoundHistory, Signals, Source, law_entropy, peak_log_odds, sigmoid
 from dspark.calibration.simulator import SimulatedDrafter
 from dspark.calibration.temperature import SequentialTemperature, fit_temperatures, uncalibrated
 from dspark.core.conditionals import conditionals
@@ -31,6 +31,9 @@ FITTED = {
     "logistic": fit_logistic(FIT),
     "headless": fit_logistic(FIT, HEADLESS),
 }
+
+
+IDENTITY = IsotonicMap((0.0, 1.0), (0.0, 1.0))
 
 
 def mean_over_positions(metric, model) -> float:
@@ -162,6 +165,21 @@ def test_online_follows_a_change():
         assert abs(chance - expected) < 0.06
 
 
+@pytest.mark.parametrize("fit", [fit_temperatures, fit_isotonic])
+def test_a_model_reads_what_it_was_fitted_on_and_nothing_else(fit):
+    """Catches a model of head logits that takes peaks for them: chances that look right and are those of another."""
+    headless = replace(FIT, confidence=np.full_like(FIT.confidence, np.nan))
+    with_head, without = fit(FIT), fit(headless)
+    assert (with_head.source, without.source) == (Source.CONFIDENCE, Source.PEAK)
+    both = REPORT.signals
+    only_peaks, only_head = Signals(peak=both.peak), Signals(confidence=both.confidence)
+    np.testing.assert_array_equal(with_head.survival(both), with_head.survival(only_head))
+    np.testing.assert_array_equal(without.survival(both), without.survival(only_peaks))
+    for model, signals, missing in ((with_head, only_peaks, "confidence"), (without, only_head, "peak")):
+        with pytest.raises(ConfigError, match=f"no `{missing}`"):
+            model.survival(signals)
+
+
 def test_peaks_are_log_odds_of_the_largest_probability():
     logits = np.log(np.array([[0.7, 0.2, 0.1], [0.25, 0.5, 0.25]]))
     np.testing.assert_allclose(peak_log_odds(logits + 5), [np.log(0.7 / 0.3), 0.0], atol=1e-12)
@@ -213,7 +231,10 @@ def test_history_means_the_same_at_every_width():
     ("model", "signals", "word"),
     [
         (uncalibrated(2), Signals(np.array([[np.nan, 0.0]])), "confidence"),
-        (uncalibrated(2), Signals(), "peak"),
+        (uncalibrated(2), Signals(peak=np.zeros((1, 2))), "no `confidence`"),
+        (uncalibrated(2, Source.PEAK), Signals(np.zeros((1, 2))), "no `peak`"),
+        (IsotonicSurvival((IDENTITY,) * 2), Signals(peak=np.zeros((1, 2))), "no `confidence`"),
+        (IsotonicSurvival((IDENTITY,) * 2, Source.PEAK), Signals(np.zeros((1, 2))), "no `peak`"),
         (uncalibrated(2), Signals(np.zeros((1, 3))), "3 slots.*2 positions"),
         (
             LogisticSurvival(ALL_FEATURES, ((0.0,) * 6,)),

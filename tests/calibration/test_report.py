@@ -9,6 +9,7 @@ from dspark.calibration.methods import MethodName
 from dspark.calibration.metrics import auroc, expected_calibration_error
 from dspark.calibration.records import concatenate, split_by_request
 from dspark.calibration.report import calibrate, positions
+from dspark.calibration.signals import Source
 from dspark.calibration.simulator import SimulatedDrafter
 from dspark.calibration.temperature import uncalibrated
 from tests.calibration.rounds import records
@@ -75,3 +76,12 @@ def test_where_chances_are_unknown_there_is_no_oracle():
 def test_without_peaks_the_logistic_alternative_is_left_out():
     rounds = records([0, 1, 2, 3] * 5, peak=np.full((20, 3), np.nan))
     assert set(calibrate(rounds, rounds).alternatives) == {"sts", "isotonic"}
+
+
+def test_without_a_head_the_raw_figures_are_those_of_the_peaks():
+    rounds = simulated("math", 1.0, 3)
+    rounds = type(rounds)(**rounds.arrays() | {"confidence": np.full_like(rounds.confidence, np.nan)})
+    found = calibrate(*split_by_request(rounds))
+    peaks = positions(uncalibrated(3, Source.PEAK), split_by_request(rounds)[1])
+    assert found.as_json()["ece_before"] == [one.ece for one in peaks]
+    assert found.as_json()["mean_ece_after"] < found.as_json()["mean_ece_before"]

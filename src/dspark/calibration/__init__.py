@@ -13,7 +13,7 @@ from dspark.calibration.online import OnlineLogistic
 from dspark.calibration.records import DraftMode, RoundRecords, concatenate, split_by_request
 from dspark.calibration.report import CalibrationReport, calibrate
 from dspark.calibration.shards import RecordStore, read_records
-from dspark.calibration.signals import RoundHistory, Signals, SurvivalModel, law_entropy, peak_log_odds
+from dspark.calibration.signals import RoundHistory, Signals, Source, SurvivalModel, law_entropy, peak_log_odds
 from dspark.calibration.temperature import SequentialTemperature, fit_temperatures
 from dspark.core.conditionals import conditionals
 
@@ -33,6 +33,7 @@ __all__ = [
     "Sampling",
     "SequentialTemperature",
     "Signals",
+    "Source",
     "SurvivalModel",
     "auroc",
     "brier",

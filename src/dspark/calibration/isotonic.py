@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dspark.calibration.records import RoundRecords
-from dspark.calibration.signals import Floats, Signals, check_slots, cumulative, non_increasing, sigmoid
+from dspark.calibration.signals import Floats, Signals, Source, check_slots, cumulative, non_increasing, sigmoid
 from dspark.errors import ConfigError
 
 
@@ -33,9 +33,10 @@ class IsotonicMap:
 
 @dataclass(frozen=True, slots=True)
 class IsotonicSurvival:
-    """a_k = map_k(product of the raw confidences up to k), clamped non-increasing."""
+    """a_k = map_k(product of the raw confidences of `source` up to k), clamped non-increasing."""
 
     maps: tuple[IsotonicMap, ...]
+    source: Source = Source.CONFIDENCE
 
     def __post_init__(self) -> None:
         if not self.maps:
@@ -47,8 +48,8 @@ class IsotonicSurvival:
         return len(self.maps)
 
     def survival(self, signals: Signals) -> Floats:
-        """a [B, G], non-increasing."""
-        raw = cumulative(sigmoid(signals.logits))
+        """a [B, G], non-increasing; ConfigError where `source` was not collected."""
+        raw = cumulative(sigmoid(signals.of(self.source)))
         check_slots(raw.shape[-1], self.gamma)
         columns = [self.maps[k](raw[..., k]) for k in range(raw.shape[-1])]
         return non_increasing(np.stack(columns, axis=-1))
@@ -62,7 +63,7 @@ def fit_isotonic(records: RoundRecords) -> IsotonicSurvival:
         rows = records.valid[:, k]
         fitted = isotonic_map(raw[rows, k], records.labels[rows, k]) if rows.any() else IsotonicMap((0, 1), (0, 1))
         maps.append(fitted)
-    return IsotonicSurvival(tuple(maps))
+    return IsotonicSurvival(tuple(maps), records.signals.source)
 
 
 def isotonic_map(x: Floats, y: Floats) -> IsotonicMap:

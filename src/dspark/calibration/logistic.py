@@ -134,8 +134,6 @@ def _column(signals: Signals, feature: Feature) -> Floats:
     if feature is Feature.HISTORY:
         return signals.histories[:, None]
     if feature is Feature.CONFIDENCE:
-        if signals.confidence is None:
-            raise ConfigError("signals hold no `confidence`; use an estimator without it for a drafter without a head")
-        return finite(signals.confidence, "confidence")
+        return signals.confidences
     peaks = signals.peaks
     return peaks if feature is Feature.PEAK else np.minimum.accumulate(peaks, axis=-1)

@@ -8,7 +8,7 @@ from typing import Any
 from dspark.calibration.isotonic import IsotonicMap, IsotonicSurvival, fit_isotonic
 from dspark.calibration.logistic import Feature, LogisticSurvival, fit_logistic
 from dspark.calibration.records import RoundRecords
-from dspark.calibration.signals import SurvivalModel
+from dspark.calibration.signals import Source, SurvivalModel
 from dspark.calibration.temperature import SequentialTemperature, fit_temperatures
 from dspark.errors import ConfigError, FormatError
 
@@ -45,11 +45,11 @@ def method(name: MethodName) -> Method:
 def model_to_json(model: SurvivalModel) -> dict[str, Any]:
     """{"method": name, ...parameters}; ConfigError for a model that is not one of these methods."""
     match model:
-        case SequentialTemperature(temperatures):
-            return {"method": MethodName.STS.value, "temperatures": list(temperatures)}
-        case IsotonicSurvival(maps):
+        case SequentialTemperature(temperatures, source):
+            return {"method": MethodName.STS.value, "source": source.value, "temperatures": list(temperatures)}
+        case IsotonicSurvival(maps, source):
             points = [{"x": list(one.x), "y": list(one.y)} for one in maps]
-            return {"method": MethodName.ISOTONIC.value, "maps": points}
+            return {"method": MethodName.ISOTONIC.value, "source": source.value, "maps": points}
         case LogisticSurvival(features, weights):
             rows = [list(row) for row in weights]
             return {"method": MethodName.LOGISTIC.value, "features": [f.value for f in features], "weights": rows}
@@ -65,18 +65,22 @@ def model_from_json(data: Mapping[str, Any]) -> SurvivalModel:
 
 
 def _read_temperatures(data: Mapping[str, Any]) -> SurvivalModel:
-    return SequentialTemperature(_numbers("temperatures", data["temperatures"]))
+    return SequentialTemperature(_numbers("temperatures", data["temperatures"]), _source(data))
 
 
 def _read_isotonic(data: Mapping[str, Any]) -> SurvivalModel:
-    return IsotonicSurvival(
-        tuple(IsotonicMap(_numbers("x", one["x"]), _numbers("y", one["y"])) for one in data["maps"])
-    )
+    maps = tuple(IsotonicMap(_numbers("x", one["x"]), _numbers("y", one["y"])) for one in data["maps"])
+    return IsotonicSurvival(maps, _source(data))
 
 
 def _read_logistic(data: Mapping[str, Any]) -> SurvivalModel:
     weights = tuple(_numbers("weights", row) for row in data["weights"])
     return LogisticSurvival(tuple(map(Feature, data["features"])), weights)
+
+
+def _source(data: Mapping[str, Any]) -> Source:
+    """What the model reads; files that do not say were fitted on a head's logits."""
+    return Source(data.get("source", Source.CONFIDENCE))
 
 
 def _numbers(name: str, values: Any) -> tuple[float, ...]:

@@ -155,7 +155,8 @@ def _position(predicted: Floats, labels: Floats) -> PositionReport:
 
 
 def _compare(model: SurvivalModel, records: RoundRecords) -> Comparison:
-    return Comparison(positions(uncalibrated(records.gamma), records), positions(model, records))
+    raw = uncalibrated(records.gamma, records.signals.source)
+    return Comparison(positions(raw, records), positions(model, records))
 
 
 def _figures(reports: Sequence[PositionReport]) -> dict[str, list[float]]:

@@ -5,6 +5,7 @@ so that a schedule built on it does not anticipate (contract 2).
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,15 @@ Floats = npt.NDArray[np.floating]
 
 LOGIT_LIMIT = 16.0
 """Log-odds beyond it are cut: sigmoid(16) is 1 - 1e-7."""
+
+
+class Source(StrEnum):
+    """What stands for a slot's raw logit: a model that was fitted on one says nothing of the other."""
+
+    CONFIDENCE = "confidence"
+    """The confidence head's logit."""
+    PEAK = "peak"
+    """Log-odds of the largest draft probability, for drafters without a head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +43,33 @@ class Signals:
     entropy: Floats | None = None
 
     @property
-    def logits(self) -> Floats:
-        """The head's confidence logits [B, G], or without a head the peaks: the largest draft probability.
+    def source(self) -> Source:
+        """The head's logits where they were collected, else the peaks."""
+        return Source.PEAK if self.confidence is None else Source.CONFIDENCE
 
-        Raises ConfigError where neither was collected, and for NaN.
-        """
-        if self.confidence is not None:
-            return finite(self.confidence, "confidence")
-        return self.peaks
+    @property
+    def logits(self) -> Floats:
+        """Raw logits [B, G] of `source`, errors as in `of`."""
+        return self.of(self.source)
+
+    def of(self, source: Source) -> Floats:
+        """Raw logits [B, G] of that source alone; ConfigError where it was not collected, and for NaN."""
+        return self.peaks if source is Source.PEAK else self.confidences
+
+    @property
+    def confidences(self) -> Floats:
+        """The head's logits [B, G]; ConfigError where they were not collected, and for NaN."""
+        if self.confidence is None:
+            raise ConfigError(
+                "signals hold no `confidence`; a drafter without a head needs a survival model fitted without it"
+            )
+        return finite(self.confidence, "confidence")
 
     @property
     def peaks(self) -> Floats:
         """The peaks [B, G]; ConfigError where they were not collected, and for NaN."""
         if self.peak is None:
-            raise ConfigError("signals hold neither what this survival model needs nor `peak`; collect the peaks")
+            raise ConfigError("signals hold no `peak`; collect it with peak_log_odds")
         return finite(self.peak, "peak")
 
     @property

@@ -6,7 +6,7 @@ import numpy as np
 
 from dspark.calibration.metrics import expected_calibration_error
 from dspark.calibration.records import RoundRecords
-from dspark.calibration.signals import Floats, Signals, check_slots, cumulative, sigmoid
+from dspark.calibration.signals import Floats, Signals, Source, check_slots, cumulative, sigmoid
 from dspark.errors import ConfigError
 
 GRID = np.geomspace(1 / 16, 16, 65)
@@ -19,9 +19,13 @@ MIN_EVENTS = 30
 
 @dataclass(frozen=True, slots=True)
 class SequentialTemperature:
-    """c_k = sigmoid(z_k / T_k) and a_k = c_1 ... c_k, with one temperature T per position of the block."""
+    """c_k = sigmoid(z_k / T_k) and a_k = c_1 ... c_k, with one temperature T per position of the block.
+
+    The z are logits of `source`, which the temperatures were fitted on.
+    """
 
     temperatures: tuple[float, ...]
+    source: Source = Source.CONFIDENCE
 
     def __post_init__(self) -> None:
         if not self.temperatures or not all(0 < t < float("inf") for t in self.temperatures):
@@ -33,8 +37,8 @@ class SequentialTemperature:
         return len(self.temperatures)
 
     def conditional(self, signals: Signals) -> Floats:
-        """Calibrated c [B, G] of the leading G slots."""
-        logits = signals.logits
+        """Calibrated c [B, G] of the leading G slots; ConfigError where `source` was not collected."""
+        logits = signals.of(self.source)
         check_slots(logits.shape[-1], self.gamma)
         return sigmoid(logits / np.array(self.temperatures[: logits.shape[-1]]))
 
@@ -43,9 +47,9 @@ class SequentialTemperature:
         return cumulative(self.conditional(signals))
 
 
-def uncalibrated(gamma: int) -> SequentialTemperature:
+def uncalibrated(gamma: int, source: Source = Source.CONFIDENCE) -> SequentialTemperature:
     """Every logit taken at its word."""
-    return SequentialTemperature((1.0,) * gamma)
+    return SequentialTemperature((1.0,) * gamma, source)
 
 
 def fit_temperatures(records: RoundRecords) -> SequentialTemperature:
@@ -64,7 +68,7 @@ def fit_temperatures(records: RoundRecords) -> SequentialTemperature:
             chosen = _search(before[rows], logits[rows, k], labels[rows, k])
         before = before * sigmoid(logits[:, k] / chosen)
         temperatures.append(chosen)
-    return SequentialTemperature(tuple(temperatures))
+    return SequentialTemperature(tuple(temperatures), records.signals.source)
 
 
 def _search(before: Floats, logits: Floats, labels: Floats) -> float:
