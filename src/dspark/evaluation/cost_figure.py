@@ -26,8 +26,14 @@ def save_cost_figure(profile: RoundProfile, path: Path, title: str = "") -> None
     axes.set(yscale="log", xlabel="tokens", ylabel="milliseconds", title=title)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_yticks([value for value in _round_values() if axes.get_ylim()[0] <= value <= axes.get_ylim()[1]])
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.minorticks_off()
     axes.grid(visible=True, which="major", linewidth=0.3)
     axes.legend(fontsize="small", frameon=False)
     figure.savefig(path, dpi=150, format="png")
+
+
+def _round_values() -> list[float]:
+    """1, 2 and 5 times powers of ten: milliseconds that people read off."""
+    return [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
