@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from dspark.calibration.file import FILE_NAME, Pair, Sampling, load_calibration
 from dspark.calibration.records import DraftMode
 from dspark.calibration.shards import read_records
 from dspark.cli.calibrate import drafter_and_files
+from dspark.cli.destinations import check_directory, check_file
 from dspark.errors import CompatibilityError, ConfigError
 
 
@@ -87,6 +89,40 @@ def test_a_shells_list_of_files_is_understood():
     assert [str(path) for path in found[1]] == ["b.jsonl", "c.jsonl.gz"]
     with pytest.raises(ConfigError, match="more than one drafter: a, b"):
         drafter_and_files(["a", "b", "c.jsonl"], [])
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "words"),
+    [
+        ("--output", "gone/calibration.json", ("create", "gone")),
+        ("--output", "", ("is a directory",)),
+        ("--plot", "gone/figure.png", ("create", "gone")),
+        ("--plot", "taken/figure.png", ("cannot be written",)),
+        ("--records", "taken/rounds", ("nothing can be written",)),
+    ],
+)
+def test_what_could_not_be_written_is_refused_before_models_load(run, prompts, tmp_path, option, name, words):
+    """Catches hours of decoding whose result has no place: without a target, later checks would name the target."""
+    (tmp_path / "taken").write_text("a file")
+    call = ("calibrate", "none", "--data", prompts, "-t", tmp_path / "no-target")
+    run(*call, option, tmp_path / name).refused(option, str(tmp_path / name), *words)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a directory where not even root may write: /proc")
+def test_a_directory_that_may_not_be_written_in_is_refused(run, prompts, tmp_path):
+    call = ("calibrate", "none", "--data", prompts, "-t", tmp_path / "no-target")
+    run(*call, "--output", "/proc/calibration.json").refused("/proc/calibration.json cannot be written", "--output")
+    run(*call, "--records", "/proc/rounds").refused("nothing can be written in /proc/rounds", "--records")
+
+
+def test_trying_leaves_files_as_they_were(tmp_path):
+    present = tmp_path / "calibration.json"
+    present.write_text("{}")
+    check_file(present, "--output")
+    check_file(tmp_path / "new.json", "--output")
+    check_directory(tmp_path / "a" / "b", "--records")
+    assert [path.name for path in tmp_path.iterdir()] == ["calibration.json"]
+    assert present.read_text() == "{}"
 
 
 def test_bad_input_is_refused(run, world, drafter, prompts, monkeypatch):

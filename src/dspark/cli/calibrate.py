@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dspark.cli import console
+from dspark.cli.destinations import check_directory, check_file
 from dspark.cli.options import (
     DEFAULT_TARGET,
     BlockVerificationOption,
@@ -117,13 +118,17 @@ def calibrate(
     sets = read_prompt_sets(files, limit)
     if plot is not None:
         load_matplotlib()
+    check_file(output, "--output")
+    check_file(plot, "--plot")
+    check_directory(records, "--records")
     session = open_session(target, drafter, dtype, decode_options(None, block_verification), quiet=json, lookup=False)
     decoder = RecordingDecoder(session.loop, session.codec, params)
+    path = output or _directory(session) / FILE_NAME
+    check_file(path, "--output")
     pair, sampling = _pair(session, decoder.gamma), _sampling(decoder)
     store = None if records is None else RecordStore(records, _settings(decoder, pair, sampling, dtype, seed))
     rounds = _record(decoder, sets, store, seed, quiet=json)
     report = run_calibration(*split_by_request(rounds, report_share), _method(method, rounds))
-    path = output or _directory(session) / FILE_NAME
     save_calibration(path, Calibration(pair, sampling, report.model, report.summary()))
     if plot is not None:
         save_calibration_figure(report, plot)
