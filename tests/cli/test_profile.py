@@ -49,6 +49,7 @@ def test_json_has_the_agreed_shape_and_the_plot_is_drawn(run, world, tmp_path):
     ]
     assert list(report["verify_seconds_by_context"]) == ["8", "32"]
     assert list(report["draft_seconds"]) == ["1"]
+    assert report["draft_requests_measured"] == 1
     assert list(report["block_seconds"]) == ["1", "2", "3"]
     assert set(report["draft_limit"]) == {"greedy", "sampled"}
     assert report["threads"] == 1
@@ -80,6 +81,7 @@ def test_a_long_context_alone_brings_the_short_one_that_decoding_reads(run, worl
 
 def test_tables_name_tokens_contexts_and_drafts(run, world):
     out = run(*call(world, "-c", 8, "-c", 16)).out
+    assert "extrapolated" in out
     for word in ("Verification", "after 16", "Whole greedy rounds", "Drafts that pay", "differences below"):
         assert word in out
 

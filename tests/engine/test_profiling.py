@@ -73,6 +73,7 @@ def test_json_has_the_agreed_shape_and_files_give_the_profile_back(profile: Roun
     assert tree["verify_seconds"] == {"1": 2.0, "2": 2.5, "4": 3.0}
     assert tree["verify_seconds_by_context"]["32"] == {"1": 5.0, "2": 5.5, "4": 6.0}
     assert tree["draft_seconds"] == {"1": 1.75}
+    assert tree["draft_requests_measured"] == 1
     assert tree["block_seconds"] == {"1": 0.75, "3": 1.75}
     assert RoundProfile.from_json(profile.to_json()) == profile
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dspark.errors import CompatibilityError, ConfigError, FormatError
 from dspark.scheduling import CostTable
+from dspark.scheduling.cost_table import flat_range
 
 TABLE = CostTable(
     tokens=(1, 2, 4, 8),
@@ -54,10 +55,56 @@ def test_a_round_is_draft_and_verify_and_overhead() -> None:
     assert seconds.resolved
 
 
+def resolved(table: CostTable, requests: int, most: int, context: float = 0) -> bool:
+    return table.round_seconds(requests, requests, most, context).resolved
+
+
 def test_differences_within_noise_are_not_resolved() -> None:
-    assert replace(TABLE, noise=0.6).round_seconds(2, 2, 2, 0).resolved is False
-    assert replace(TABLE, noise=0.4).round_seconds(2, 2, 2, 0).resolved is True  # it falls from 3 to 2
-    assert replace(TABLE, noise=0.4).round_seconds(4, 4, 1, 0).resolved is False
+    """From 2 to 4 tokens it falls from 3 to 2, by half: two points."""
+    assert resolved(replace(TABLE, noise=0.5 / flat_range(2) + 0.01), 2, 2) is False
+    assert resolved(replace(TABLE, noise=0.5 / flat_range(2) - 0.01), 2, 2) is True
+    assert resolved(replace(TABLE, noise=0.3), 4, 0) is False
+    assert resolved(replace(TABLE, noise=0.0), 4, 0) is True
+
+
+def test_more_points_must_differ_by_more() -> None:
+    noise, grid = 0.1, (1, 2, 3, 4, 5, 6, 7, 8)
+    between = 1 + noise * (flat_range(2) + flat_range(8)) / 2
+    dense = CostTable(grid, (0,), ((1.0,) * 7 + (between,),), (1,), (0.0,), noise=noise)
+    sparse = CostTable((1, 8), (0,), ((1.0, between),), (1,), (0.0,), noise=noise)
+    assert not resolved(dense, 1, 7)
+    assert resolved(sparse, 1, 7)
+    assert resolved(dense, 7, 1)  # two points of the dense one
+    assert [flat_range(n) for n in (2, 8, 22)] == pytest.approx([1.62, 1.87, 2.06], abs=0.01)
+
+
+def test_points_beside_those_asked_for_count_where_times_are_read_between_them() -> None:
+    noise = 0.1
+    rise = 1 + noise * (flat_range(2) + flat_range(4)) / 2
+    table = CostTable((1, 4, 6, 9), (0,), ((1.0, 1.0, rise, rise),), (1,), (0.0,), noise=noise)
+    assert resolved(table, 4, 2)
+    assert not resolved(table, 3, 4)
+
+
+def test_what_was_not_measured_is_no_evidence() -> None:
+    flat = CostTable((1, 32, 64), (0, 100), ((1.0, 1.0, 1.01), (1.0, 1.01, 1.02)), (1, 128), (0.0, 0.0), noise=0.05)
+    for requests, most in ((1, 128), (32, 512), (64, 64), (65, 64), (100, 200)):
+        assert not resolved(flat, requests, most)
+    assert not resolved(flat, 1, 63, context=1e6)
+    steep = replace(flat, verify_seconds=((1.0, 1.5, 2.0), (1.0, 2.0, 3.0)))
+    assert resolved(steep, 32, 512)
+    assert not resolved(steep, 65, 512)
+    assert resolved(steep, 1, 63, context=1e6)
+
+
+def test_more_requests_than_were_timed_drafting_are_no_ground_for_trimming() -> None:
+    """Four draft in 0.4 s, and eight can do it in twice that, one half after the other."""
+    within, beyond = (TABLE.round_seconds(n, n, 4, 0) for n in (4, 5))
+    assert (within.measured, within.resolved) == (True, True)
+    assert (beyond.measured, beyond.resolved) == (False, False)
+    free = replace(TABLE, draft_seconds=(0.0, 0.0)).round_seconds(5, 5, 4, 0)
+    assert (free.measured, free.resolved) == (True, True)
+    assert TABLE.round_seconds(5, 2, 4, 0).measured  # the others do not draft
 
 
 def test_steps_per_second_of_the_paper() -> None:

@@ -22,7 +22,7 @@ from dspark.scheduling import (
 )
 from dspark.scheduling.registry import SETTINGS
 
-TABLE = CostTable((1, 8), (0,), ((1.0, 2.0),), (1,), (0.1,))
+TABLE = CostTable((1, 8), (0,), ((1.0, 2.0),), (1, 4), (0.1, 0.1))
 KINDS = {"fixed": FixedLength, "threshold": StaticThreshold, "prefix": PrefixScheduler, "lagged": LaggedScheduler}
 
 

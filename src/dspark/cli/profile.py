@@ -162,7 +162,12 @@ def _rounds(models: "Models", found: "RoundProfile", limits: dict[str, int]) -> 
         speeds = (f"{expected[k] * time[0] / time[k]:.2f}x" for expected, time in zip(tokens, times, strict=True))
         table.add_row(str(k), _ms(found.block(k)), _ms(greedy), f"{greedy / times[0][0]:.2f}", *speeds)
     best = ", ".join(f"{drafts} ({name})" for name, drafts in limits.items())
-    return [table, f"Drafts that pay, by the acceptance measured in training: {best}"]
+    return [
+        table,
+        f"Drafts that pay, by the acceptance measured in training: {best}",
+        f"Drafting was timed for up to {found.table.requests[-1]} request at once; what larger batches would need is "
+        "extrapolated, and schedulers do not trim by it",
+    ]
 
 
 def _ms(seconds: float) -> str:

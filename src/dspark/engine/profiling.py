@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from dspark.engine.profile_plan import ProfilePlan
 from dspark.engine.reference import ReferenceLoop
 from dspark.engine.round_profile import RoundProfile
 from dspark.engine.stopwatch import Clock
-from dspark.engine.timing_turns import Timing, Timings, take_turns
+from dspark.engine.timing_turns import Timings, common_noise, take_turns
 from dspark.scheduling.cost_table import CostTable
 from dspark.types import Cache, Drafter, SamplingParams, Target, TargetInfo, TargetOutput
 
@@ -144,7 +143,7 @@ def _profile(plan: ProfilePlan, timings: Timings[Point], overhead: float, subjec
         requests=(1,),
         draft_seconds=(blocks[-1].seconds if blocks else 0.0,),
         overhead_seconds=overhead,
-        noise=_noise([point for row in verify for point in row]),
+        noise=common_noise([point for row in verify for point in row]),
         subject=subject,
     )
     return RoundProfile(
@@ -155,11 +154,6 @@ def _profile(plan: ProfilePlan, timings: Timings[Point], overhead: float, subjec
         block_noise=tuple(point.noise for point in blocks),
         turns=timings.turns,
     )
-
-
-def _noise(points: Sequence[Timing]) -> float:
-    """Twice the standard deviation of the points' relative errors, from their median, which outliers hardly move."""
-    return 2 * 1.48 * median(point.noise for point in points)
 
 
 class _WatchedTarget:

@@ -12,7 +12,7 @@ from dspark.errors import ConfigError, DsparkError, FormatError
 from dspark.scheduling.arrays import Floats
 from dspark.scheduling.cost_table import CostTable
 
-FORMAT = "dspark-round-profile-1"
+FORMAT = "dspark-round-profile-2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class RoundProfile:
         return {
             "verify_seconds": by_context[str(table.contexts[0])],
             "draft_seconds": _numbered(table.requests, table.draft_seconds),
+            "draft_requests_measured": table.requests[-1],
             "verify_seconds_by_context": by_context,
             "block_seconds": _numbered(self.drafts, self.block_seconds),
             "overhead_seconds": table.overhead_seconds,

@@ -1,8 +1,10 @@
 """Timing several pieces of work side by side, on a machine that also does other things."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import pi, sqrt
 from random import Random
+from statistics import fmean
 from typing import Generic, TypeVar
 
 from dspark.engine.stopwatch import Clock
@@ -17,6 +19,9 @@ SETTLED = 0.005
 """Measuring ends early when every point repeats to this relative error, after `SETTLED_TURNS`."""
 
 SETTLED_TURNS = 5
+
+MEAN_TO_DEVIATION = sqrt(pi / 2)
+"""Of normal errors: their standard deviation over the mean of their sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,14 @@ def timing(runs: list[float]) -> Timing:
     """The fastest of two or more `runs`; its error is how much the fastest of even and odd runs differ."""
     fast, slow = sorted((min(runs[::2]), min(runs[1::2])))
     return Timing(fast, (slow - fast) / slow if slow > 0 else 0.0)
+
+
+def common_noise(points: Sequence[Timing]) -> float:
+    """Twice the standard deviation of the relative errors of `points`, taken for equal.
+
+    From their mean: it lets a flat curve look flat whatever the disturbances are like, which their median does not.
+    """
+    return 2 * MEAN_TO_DEVIATION * fmean(point.noise for point in points)
 
 
 def _finished(runs: Mapping[Key, list[float]], turns: int, spent: float, budget_seconds: float) -> bool:

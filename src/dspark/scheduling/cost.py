@@ -10,13 +10,15 @@ from dspark.scheduling.arrays import Floats
 class RoundSeconds:
     """Seconds of one round: `plain` without drafting, `drafted` [n + 1] with it and 0 ... n drafts verified.
 
-    `resolved` is False when the differences within the curve are no larger than its noise: then there is no ground for
-    trimming.
+    `resolved` is False when the differences within what was measured of the curve are no larger than noise makes them:
+    then there is no ground for trimming. `measured` is False when more requests draft than ever were timed together:
+    the draft time is then extrapolated, and nothing is resolved.
     """
 
     plain: float
     drafted: Floats
     resolved: bool
+    measured: bool = True
 
 
 class CostModel(Protocol):

@@ -9,6 +9,7 @@ from dspark.scheduling.budget import Prospects, prospects, search
 from dspark.scheduling.cost import CostModel, RoundSeconds
 from dspark.scheduling.fixed import settled_lengths
 from dspark.scheduling.history import SurvivalHistory
+from dspark.scheduling.known_rounds import KnownRounds
 from dspark.scheduling.probe import Probe, ProbeSchedule
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.survival import survivals
@@ -32,7 +33,7 @@ class LaggedScheduler:
     ) -> None:
         if not 0 <= least_gain < 1:
             raise ConfigError(f"least_gain is {least_gain}; expected a share from 0 to below 1")
-        self._cost = cost
+        self._rounds = KnownRounds(cost)
         self._history = SurvivalHistory(lag)
         self._least_gain = least_gain
         self._probe = Probe(probes or ProbeSchedule())
@@ -45,7 +46,7 @@ class LaggedScheduler:
         if batch.room == 0:
             return Plan(batch, number, drafts=False)
         value = batch.value(self._history.recall(number, batch.keys, batch.gamma))
-        seconds = batch.round_seconds(self._cost)
+        seconds = self._rounds.seconds(batch)
         ahead, budget = self._ahead(batch, value, seconds)
         pays = bool((ahead.full if budget is None else ahead.drafted[budget]) > ahead.plain)
         drafts = pays or batch.floor_tokens > 0

@@ -9,6 +9,7 @@ from dspark.scheduling.arrays import Floats, Ints
 from dspark.scheduling.cost import CostModel, RoundSeconds
 from dspark.scheduling.draft_yield import DraftYield
 from dspark.scheduling.fixed import settled_lengths
+from dspark.scheduling.known_rounds import KnownRounds
 from dspark.scheduling.probe import Probe, ProbeSchedule
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.scheduler import Scheduler
@@ -32,7 +33,7 @@ class Parked:
         if not 0 < rate <= 1:
             raise ConfigError(f"rate is {rate}; expected a share above 0 and up to 1")
         self._inner = inner
-        self._cost = cost
+        self._rounds = KnownRounds(cost)
         self._yield = DraftYield(rate)
         self._probe = Probe(probes or ProbeSchedule())
 
@@ -41,7 +42,7 @@ class Parked:
         plan = self._inner.plan(batch)
         if not plan.drafts or plan.probe or not self._yield.known:
             return plan
-        seconds = batch.round_seconds(self._cost) if plan.seconds is None else plan.seconds
+        seconds = self._rounds.seconds(batch) if plan.seconds is None else plan.seconds
         planned, plain = self._rate(plan.batch, self._drafts(plan), seconds), batch.requests / seconds.plain
         if planned > plain:
             self._probe.reset()

@@ -7,6 +7,7 @@ from dspark.scheduling.arrays import Floats, Ints
 from dspark.scheduling.budget import first_peak, prospects
 from dspark.scheduling.cost import CostModel
 from dspark.scheduling.fixed import settled_lengths
+from dspark.scheduling.known_rounds import KnownRounds
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.survival import survivals
 
@@ -23,12 +24,12 @@ class PrefixScheduler:
     """
 
     def __init__(self, cost: CostModel) -> None:
-        self._cost = cost
+        self._rounds = KnownRounds(cost)
         self._numbers = count()
 
     def plan(self, batch: Batch) -> Plan:
         """Leaves the budget open, or asks for everything where there is no ground for trimming."""
-        seconds = batch.round_seconds(self._cost)
+        seconds = self._rounds.seconds(batch)
         return Plan(batch, next(self._numbers), batch.room > 0, full=not seconds.resolved, seconds=seconds)
 
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
@@ -37,7 +38,7 @@ class PrefixScheduler:
         if plan.full or not plan.drafts:
             return settled_lengths(plan)
         value = batch.value(survivals(confidences, batch))
-        seconds = plan.seconds or batch.round_seconds(self._cost)
+        seconds = plan.seconds or self._rounds.seconds(batch)
         now = prospects(batch, value, seconds, FIRST_LOOK)
         if first_peak(now.drafted) == FIRST_LOOK:
             now = prospects(batch, value, seconds)
