@@ -52,10 +52,7 @@ def _diagram(axes: Any, before: PositionReport, after: PositionReport, k: int) -
 
 def _bars(axes: Any, report: CalibrationReport) -> None:
     places = np.arange(1, len(report.overall.before) + 1)
-    for reports, offset, color, label in (
-        (report.overall.before, -0.2, BEFORE, "before"),
-        (report.overall.after, 0.2, AFTER, "after"),
-    ):
+    for reports, offset, color, label in _sides(report):
         axes.bar(places + offset, _percent([one.ece for one in reports]), 0.4, color=color, label=label)
     floor = _percent([one.ece_floor for one in report.overall.after])
     axes.scatter(places, floor, marker="_", s=200, color="black", label="chance alone", zorder=3)
@@ -65,13 +62,19 @@ def _bars(axes: Any, report: CalibrationReport) -> None:
 
 def _discrimination(axes: Any, report: CalibrationReport) -> None:
     places = np.arange(1, len(report.overall.before) + 1)
-    axes.bar(places, [one.auc for one in report.overall.before], 0.6, color=AFTER, label="confidences")
+    for reports, offset, color, label in _sides(report):
+        axes.bar(places + offset, [one.auc for one in reports], 0.4, color=color, label=label)
     if report.oracle is not None:
         bound = [one.auc for one in report.oracle]
         axes.scatter(places, bound, marker="_", s=200, color="black", label="exact chances", zorder=3)
-        axes.legend(loc="lower right", fontsize="small", frameon=False)
+    axes.legend(loc="lower right", fontsize="small", frameon=False)
     axes.axhline(0.5, color=PLAIN, linewidth=1, linestyle="--")
     axes.set(xlabel="position", ylabel="AUC", xticks=places, ylim=(0.4, 1))
+
+
+def _sides(report: CalibrationReport) -> tuple[tuple[Sequence[PositionReport], float, str, str], ...]:
+    """What stands side by side at every position: the figures, their place, colour and name."""
+    return (report.overall.before, -0.2, BEFORE, "before"), (report.overall.after, 0.2, AFTER, "after")
 
 
 def _percent(shares: Sequence[float]) -> list[float]:
