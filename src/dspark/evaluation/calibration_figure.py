@@ -67,9 +67,9 @@ def _discrimination(axes: Any, report: CalibrationReport) -> None:
     if report.oracle is not None:
         bound = [one.auc for one in report.oracle]
         axes.scatter(places, bound, marker="_", s=200, color="black", label="exact chances", zorder=3)
-    axes.legend(loc="lower right", fontsize="small", frameon=False)
+    axes.legend(loc="upper left", ncol=3, fontsize="small", frameon=False)
     axes.axhline(0.5, color=PLAIN, linewidth=1, linestyle="--")
-    axes.set(xlabel="position", ylabel="AUC", xticks=places, ylim=(0.4, 1))
+    axes.set(xlabel="position", ylabel="AUC", xticks=places, ylim=(0.4, 1.05))
 
 
 def _sides(report: CalibrationReport) -> tuple[tuple[Sequence[PositionReport], float, str, str], ...]:
