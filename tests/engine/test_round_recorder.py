@@ -196,7 +196,9 @@ def test_only_rounds_named_before_drafting_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("admits", trims), ("lookup", PromptLookup()), ("max_draft_tokens", GAMMA - 1)], ids=str
+    ("name", "value"),
+    [("admits", trims), ("lookup", PromptLookup()), ("max_draft_tokens", GAMMA - 1)],
+    ids=["admits", "lookup", "max_draft_tokens"],
 )
 def test_the_recording_decoder_refuses_loops_whose_rounds_are_not_all_the_drafters_in_full(name, value):
     with pytest.raises(ConfigError, match=name):
