@@ -1,4 +1,4 @@
-"""The survival model that knows: the upper bound for every other. Shapes: N rounds, G slots."""
+"""The survival model that is told the chances, to measure others against. Shapes: N rounds, G slots."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from dspark.calibration.signals import Floats, Signals, non_increasing
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """Knows the chances [N, G] of the rounds that it is asked about: the upper bound for every survival model."""
+    """Predicts the survivals [N, G] it was given: an upper bound for every other model where they are exact."""
 
     true_survival: Floats
 
@@ -17,5 +17,5 @@ class Oracle:
         return int(self.true_survival.shape[1])
 
     def survival(self, signals: Signals) -> Floats:
-        """The true a [N, G]."""
+        """a [N, G] as given, non-increasing."""
         return non_increasing(self.true_survival[:, : signals.logits.shape[-1]])
