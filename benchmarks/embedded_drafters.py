@@ -40,11 +40,16 @@ def train(args: argparse.Namespace, name: str, path: Path) -> dict[str, Any]:
         f"blocks={json.dumps(curriculum(recipe, args.steps))}",
     ]
     overrides = [part for setting in (*args.set, *lengths) for part in ("--set", setting)]
-    features = [] if args.features is None else ["--features", str(args.features)]
-    command = [sys.executable, "-m", "dspark", "train", str(path), "-o", str(args.work / name), *overrides, *features]
+    command = [sys.executable, "-m", "dspark", "train", str(path), "-o", str(args.work / name)]
+    command += [*overrides, *feature_flags(args.features, recipe)]
     done = subprocess.run([*command, "--json"], check=True, stdout=subprocess.PIPE, text=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
+
+
+def feature_flags(directory: Path | None, recipe: Recipe) -> list[str]:
+    """Where `dspark train` keeps teacher records; a store holds one set of taps, which goes with the algorithm."""
+    return [] if directory is None else ["--features", str(directory / recipe.algorithm)]
 
 
 def curriculum(recipe: Recipe, steps: int) -> list[dict[str, int]]:
@@ -117,7 +122,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--cooldown", type=float, default=0.35, help="share of the steps")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for every recipe")
-    parser.add_argument("--features", type=Path, help="teacher records, shared by recipes with the same taps")
+    parser.add_argument("--features", type=Path, metavar="DIR", help="teacher records, a directory an algorithm")
     parser.add_argument("--prompts", type=int, default=24, help="prompts of each set")
     parser.add_argument("--work", type=Path, default=Path("runs/grid"))
     parser.add_argument("--texts", type=Path, default=Path("runs/texts"))

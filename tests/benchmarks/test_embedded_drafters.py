@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from benchmarks.embedded_drafters import curriculum, entry, table
+from benchmarks.embedded_drafters import curriculum, entry, feature_flags, table
 from dspark.training.recipe import read_recipe
+from dspark.training.setup import taps_of
 
 RECIPE = Path("recipes/smollm2-135m-dspark.yaml")
 
@@ -19,6 +20,18 @@ def test_blocks_begin_after_the_same_share_of_the_steps():
     found = curriculum(recipe, recipe.optimiser.total_steps // 2)
     assert [block["size"] for block in found] == [block.size for block in recipe.blocks]
     assert [block["from_step"] for block in found] == [round(block.from_step / 2) for block in recipe.blocks]
+
+
+def test_recipes_that_share_a_directory_of_features_agree_on_what_it_holds():
+    """A store knows one teacher: recipes of other taps there would be refused in the middle of a grid."""
+    recipes = [read_recipe(path) for path in sorted(Path("recipes").glob("smollm2-135m-*.yaml"))]
+    taps: dict[str, set] = {}
+    for recipe in recipes:
+        directory = feature_flags(Path("features"), recipe)[1]
+        taps.setdefault(directory, set()).add(taps_of(recipe))
+    assert len(taps) > 1
+    assert all(len(found) == 1 for found in taps.values()), taps
+    assert feature_flags(None, recipes[0]) == []
 
 
 def test_figures_stand_at_their_temperature_and_drafter():
