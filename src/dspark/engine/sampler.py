@@ -38,7 +38,7 @@ class RoundSampler(Protocol):
         ...
 
     def judge(self, logits: Tensor) -> Verdict:
-        """The outcome given the target's raw logits [k + 1, V] after 0, ..., k drafts."""
+        """The outcome given the target's raw logits [k + 1, V] after 0, ..., k drafts: the first k are judged."""
         ...
 
 
@@ -85,7 +85,7 @@ class GreedyRound:
     def judge(self, logits: Tensor) -> Verdict:
         """Keep drafts while they are the target's most likely tokens."""
         logits = penalised_block(logits, self._params, self._history, self.drafts)
-        return verify_greedy(greedy_tokens(logits), self.drafts)
+        return verify_greedy(greedy_tokens(logits), self.drafts[: len(logits) - 1])
 
     def _best(self, logits: Tensor) -> int | None:
         if has_penalties(self._params):
@@ -125,10 +125,11 @@ class SampledRound:
 
     def judge(self, logits: Tensor) -> Verdict:
         """Apply the rejection rule."""
-        k, params = len(self.drafts), self._request.params
+        k, params = len(logits) - 1, self._request.params
         p = probabilities(penalised_block(logits, params, self._request.history, self.drafts), params)
-        q = torch.stack(self._q) if self._q else one_hot(as_ids(self.drafts), p.shape[-1]).to(p)
+        drafts = self.drafts[:k]
+        q = torch.stack(self._q[:k]) if k and self._q else one_hot(as_ids(drafts), p.shape[-1]).to(p)
         self.laws = p, q
         accept = self._streams.uniforms(Stream.ACCEPT, self._start, k)
         recover = self._streams.uniforms(Stream.RECOVER, self._start, k + 1)
-        return verify(self._request.rule, p, q, self.drafts, accept, recover)
+        return verify(self._request.rule, p, q, drafts, accept, recover)
