@@ -1,4 +1,4 @@
-"""Nouns that several folders share. Shapes: T tokens of one request, V vocabulary, d target width, m tapped layers."""
+"""Nouns that several folders share. Shapes: T tokens of one request, N of B requests, V vocabulary, d width, m taps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,11 +53,19 @@ class TargetOutput:
     features: Tensor
 
 
+class Pages(Protocol):
+    """Key and value memory for many requests (`nn.pages.PagePool`), opaque to all but the model that made it."""
+
+    pages: int
+
+
 class Cache(Protocol):
     """Attention state of one request, `length` positions long; `rollback(n)` keeps the first n of them."""
 
     length: int
-    capacity: int
+
+    @property
+    def capacity(self) -> int: ...
 
     def rollback(self, length: int) -> None: ...
 
@@ -83,6 +91,23 @@ class Target(Protocol):
 
     def logits(self, last_hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] of states [..., d] after the final norm."""
+        ...
+
+
+class RaggedTarget(Target, Protocol):
+    """A target that appends different numbers of tokens to many requests in one forward, and keeps states in pages."""
+
+    def new_pages(self, pages: int) -> Pages:
+        """Memory for `pages` pages of keys and values, which many requests share."""
+        ...
+
+    def forward_ragged(
+        self, token_ids: Tensor, caches: Sequence[Cache], counts: Sequence[int], taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Append the next `counts[i]` of `token_ids` [N] to `caches[i]`; states are [N, d], features [N, m * d].
+
+        The cost follows N, not the longest request.
+        """
         ...
 
 
@@ -139,6 +164,33 @@ class Drafter(Protocol):
 
     def begin(self, anchor: int, cache: Cache, gamma: int | None = None) -> DraftBlock:
         """Run the backbone on [anchor, mask x (gamma - 1)]; the anchor's position is `cache.length`."""
+        ...
+
+
+class DraftBlocks(Protocol):
+    """Blocks of B requests being drafted side by side: `DraftBlock` for all of them at once."""
+
+    def step(self, previous: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Float32 logits [B, V_draft] of every block's next slot and confidence logits [B], if there are any.
+
+        `previous` [B] holds the tokens before it, as target ids.
+        """
+        ...
+
+
+class BatchDrafter(Drafter, Protocol):
+    """A drafter that serves B requests in one call, and keeps contexts in pages."""
+
+    def new_pages(self, pages: int) -> Pages:
+        """Memory for `pages` pages of context keys and values, which many requests share."""
+        ...
+
+    def extend_ragged(self, features: Tensor, caches: Sequence[Cache], counts: Sequence[int]) -> None:
+        """Append the features of the next `counts[i]` positions to `caches[i]`, of `features` [N, m * d] in order."""
+        ...
+
+    def begin_each(self, anchors: Sequence[int], caches: Sequence[Cache], gamma: int) -> DraftBlocks:
+        """Run the backbone on the block of every anchor. Blocks write behind their contexts, into pages of theirs."""
         ...
 
 
