@@ -39,3 +39,7 @@ class NumericalError(DsparkError):
 
 class SamplingError(NumericalError):
     """No token can be drawn: the logits hold NaN, or every token is masked."""
+
+
+class EngineError(NumericalError):
+    """The serving engine broke a promise: it lost a request, answered one twice, or stands still."""

@@ -39,6 +39,15 @@ def mean_ratio_interval(
     return _percentiles(means, level)
 
 
+def median_interval(
+    values: Sequence[float], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the median of independent `values`; of five or fewer, about their range."""
+    found = np.asarray(values, dtype=np.float64)
+    chosen = np.random.default_rng(seed).integers(len(found), size=(resamples, len(found)))
+    return _percentiles(np.median(found[chosen], axis=1), level)
+
+
 def _resampled(samples: Sequence[Sample], resamples: int, generator: np.random.Generator) -> NDArray[np.float64]:
     values = np.array([(s.numerator, s.denominator) for s in samples], dtype=np.float64).reshape(-1, 2)
     if not len(values):
