@@ -1,11 +1,15 @@
-"""Accepted length of drafters over prompt sets at several temperatures, as JSON and as a table in the README.
+"""Accepted length of drafters over prompt sets under several samplings, as JSON and as a table in the README.
 
 The target writes its texts once, and every drafter is replayed along them (`dspark.evaluation.replay`): the law of the
 loop's rounds, at T = 0 the rounds themselves, at a fraction of the cost. `--loop` runs the loop instead. Texts are kept
 under --texts, and every prompt is journalled under --work, so an interrupted run goes on where it stopped.
 
-    python benchmarks/tau_table.py PROMPTS --drafter DSpark=src/dspark/drafters/weights/smollm2-135m \
+    python -m benchmarks.tau_table PROMPTS --drafter DSpark=src/dspark/drafters/weights/smollm2-135m \
         --drafter DFlash=runs/dflash/drafter --prompts 24 --work runs/tau
+
+`--temperature T`, or `T,P` for top-p P, may be given again; without it: 0, 1 and what the model's authors advise,
+0.2,0.9. The JSON also has the first drafter's mean over each other one's, with intervals by bootstrap over pairs of
+prompts.
 """
 
 import argparse
@@ -19,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.markers import rewrite
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.registry import load_drafter
 from dspark.drafters.shipped import NO_DRAFTER
@@ -28,6 +33,7 @@ from dspark.engine.reference import ReferenceLoop
 from dspark.evaluation.decode import PromptDecoder
 from dspark.evaluation.evaluate import EvalReport, Journal, evaluate
 from dspark.evaluation.prompts import PromptSet, read_prompt_sets
+from dspark.evaluation.quotient import Quotient
 from dspark.evaluation.replay import Replay
 from dspark.evaluation.target_text import TextWriter
 from dspark.evaluation.text_store import TextStore
@@ -38,7 +44,8 @@ from dspark.types import SamplingParams
 TARGET = "smollm2-135m"
 OVERHANG = 8
 """Tokens that a text goes on beyond its limit: the longest block that can be replayed."""
-BEGIN, END = "<!-- tau table: begin -->", "<!-- tau table: end -->"
+GREEDY, SAMPLED, ADVISED = (0.0, 1.0), (1.0, 1.0), (0.2, 0.9)
+"""(temperature, top-p); the last is what the authors of SmolLM2-Instruct sample with in their examples."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +69,36 @@ def main() -> None:
     sets = read_prompt_sets(args.sets, args.prompts)
     models = open_models(TARGET, NO_DRAFTER)
     arms = [Arm.open(name, directory, models, args.loop) for name, directory in args.drafter]
-    all_params = [SamplingParams(temperature=t, max_tokens=args.max_tokens) for t in args.temperature]
+    all_params = [SamplingParams(temperature=t, top_p=p, max_tokens=args.max_tokens) for t, p in args.temperature]
     store = None if args.loop else written(args, models, sets, arms, all_params)
-    rows: list[dict[str, Any]] = []
-    for arm, params in product(arms, all_params):
-        report = measured(args, models, store, arm, params, sets)
-        rows.append({"drafter": arm.name, "temperature": params.temperature, **report.as_json()})
-        print(f" {arm.name} T={params.temperature:g}: mean tau {report.mean_tau:.3f}")
+    reports = {
+        (arm.name, params): measured(args, models, store, arm, params, sets)
+        for arm, params in product(arms, all_params)
+    }
+    rows = [row(name, params, report) for (name, params), report in reports.items()]
     table = markdown(rows)
     print(table)
+    tables = {"settings": settings(args), "rows": rows, "quotients": quotients(reports)}
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({"settings": settings(args), "rows": rows}, indent=1) + "\n")
+    args.json.write_text(json.dumps(tables, indent=1) + "\n")
     if args.readme is not None:
-        args.readme.write_text(replace_between(args.readme.read_text(), table))
+        rewrite(args.readme, "tau table", table)
+
+
+def row(name: str, params: SamplingParams, report: EvalReport) -> dict[str, Any]:
+    """One drafter under one sampling."""
+    return {"drafter": name, "temperature": params.temperature, "top_p": params.top_p, **report.as_json()}
+
+
+def quotients(reports: dict[tuple[str, SamplingParams], EvalReport]) -> list[dict[str, Any]]:
+    """The first drafter's mean tau over each other one's, sampling by sampling."""
+    first, *others = dict.fromkeys(name for name, _ in reports)
+    found = []
+    for other, params in ((name, params) for name, params in reports if name in others):
+        quotient = Quotient.of(reports[first, params], reports[other, params])
+        law = {"temperature": params.temperature, "top_p": params.top_p}
+        found.append({"drafter": first, "over": other, **law, "quotient": quotient.value, "ci95": quotient.ci95})
+    return found
 
 
 def written(
@@ -100,7 +124,7 @@ def measured(
     params: SamplingParams,
     sets: Sequence[PromptSet],
 ) -> EvalReport:
-    """One drafter at one temperature."""
+    """One drafter under one sampling."""
     options = DecodeOptions(max_draft_tokens=args.max_draft_tokens)
     loop = (
         ReferenceLoop(models.target, arm.drafter, options)
@@ -110,9 +134,16 @@ def measured(
     decode = PromptDecoder(loop, models.codec, params)
     how = method(args)
     decides = decode.settings() | how | {"drafter_hash": arm.weights_hash}
-    name = f"{arm.name}-{arm.weights_hash[:8]}-{params.temperature:g}-{how['method']}.jsonl"
-    journal = Journal(args.work / name, decides)
-    return evaluate(decode, sets, args.seed, journal, lambda one, outcome: print(".", end="", flush=True))
+    journal = Journal(args.work / journal_name(arm, params, how["method"]), decides)
+    report = evaluate(decode, sets, args.seed, journal, lambda one, outcome: print(".", end="", flush=True))
+    print(f" {arm.name} T={sampling(params.temperature, params.top_p)}: mean tau {report.mean_tau:.3f}")
+    return report
+
+
+def journal_name(arm: Arm, params: SamplingParams, method: str) -> str:
+    """File of the prompts that are done."""
+    filtered = "" if params.top_p == 1 else f"-top-p-{params.top_p:g}"
+    return f"{arm.name}-{arm.weights_hash[:8]}-{params.temperature:g}{filtered}-{method}.jsonl"
 
 
 def method(args: argparse.Namespace) -> dict[str, Any]:
@@ -127,14 +158,14 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """One row per drafter and temperature: tau of each set with its interval, and the mean."""
+    """One row per drafter and sampling: tau of each set with its interval, and the mean."""
     names = list(rows[0]["sets"])
     header = ["drafter", "T", *names, "mean"]
     lines = [" | ".join(header), " | ".join("---" for _ in header)]
     for row in rows:
         cells = [interval(one["tau"], one["tau_ci95"]) for one in row["sets"].values()]
         mean = f"**{interval(row['mean_tau'], row['mean_tau_ci95'])}**"
-        lines.append(" | ".join([row["drafter"], f"{row['temperature']:g}", *cells, mean]))
+        lines.append(" | ".join([row["drafter"], sampling(row["temperature"], row["top_p"]), *cells, mean]))
     return "\n".join(f"| {line} |" for line in lines)
 
 
@@ -143,11 +174,15 @@ def interval(value: float, bounds: list[float]) -> str:
     return f"{value:.2f} ± {(bounds[1] - bounds[0]) / 2:.2f}"
 
 
-def replace_between(text: str, table: str) -> str:
-    """The text with everything between the two markers replaced."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+def sampling(temperature: float, top_p: float) -> str:
+    """As the table says it."""
+    return f"{temperature:g}" + ("" if top_p == 1 else f", top-p {top_p:g}")
+
+
+def temperature_and_top_p(text: str) -> tuple[float, float]:
+    """T or T,P."""
+    temperature, _, top_p = text.partition(",")
+    return float(temperature), float(top_p or 1)
 
 
 def named_directory(text: str) -> tuple[str, Path]:
@@ -161,7 +196,13 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="+", type=Path, help="JSONL prompt sets, or a directory of them")
     parser.add_argument("--drafter", action="append", type=named_directory, required=True, metavar="NAME=DIR")
-    parser.add_argument("--temperature", action="append", type=float, help="default: 0 and 1")
+    parser.add_argument(
+        "--temperature",
+        action="append",
+        type=temperature_and_top_p,
+        metavar="T[,TOP_P]",
+        help="default: 0, 1 and 0.2,0.9",
+    )
     parser.add_argument("--prompts", type=int, default=24, help="prompts of each set")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--max-draft-tokens", type=int, help="cap below the drafter's gamma")
@@ -173,7 +214,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=Path("docs/results/tau.json"))
     parser.add_argument("--readme", type=Path, help="rewrite the table between the markers of this file")
     args = parser.parse_args()
-    args.temperature = args.temperature or [0.0, 1.0]
+    args.temperature = args.temperature or [GREEDY, SAMPLED, ADVISED]
     return args
 
 

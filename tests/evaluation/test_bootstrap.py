@@ -1,8 +1,9 @@
 """Intervals cover the truth about as often as they say, and know that prompts, not rounds, are independent."""
 
 import numpy as np
+import pytest
 
-from dspark.evaluation.bootstrap import Sample, mean_ratio_interval, ratio, ratio_interval
+from dspark.evaluation.bootstrap import Sample, mean_ratio_interval, quotient_interval, ratio, ratio_interval
 
 
 def test_ratio_is_of_sums() -> None:
@@ -34,3 +35,24 @@ def test_the_mean_over_sets_has_a_narrower_interval_than_its_sets() -> None:
     mean_low, mean_high = mean_ratio_interval(groups)
     widths = [high - low for low, high in (ratio_interval(group) for group in groups)]
     assert mean_high - mean_low < min(widths)
+
+
+def test_what_makes_a_prompt_easy_for_both_cancels_in_their_quotient() -> None:
+    """Prompts differ much, drafters by a tenth on each: resampling both sides apart would hide the difference."""
+    generator = np.random.default_rng(3)
+    groups = [[Sample(10 * tau, 10) for tau in generator.uniform(1.5, 3.5, size=20)] for _ in range(3)]
+    better = [[Sample(1.1 * s.numerator, s.denominator) for s in group] for group in groups]
+    assert quotient_interval(better, groups) == pytest.approx((1.1, 1.1))
+
+
+def test_the_interval_of_a_quotient_covers_it_about_as_often_as_it_says() -> None:
+    """True quotient 1.25, noise of each side's own; binomial(60, 0.95) stays above 48 with probability > 0.999."""
+    generator = np.random.default_rng(4)
+    covered = 0
+    for trial in range(60):
+        easy = generator.uniform(1.0, 2.0, size=(2, 30))
+        sides = [easy * mean * generator.normal(1, 0.1, size=easy.shape) for mean in (1.25, 1.0)]
+        one, other = ([[Sample(tau, 1) for tau in group] for group in side] for side in sides)
+        low, high = quotient_interval(one, other, resamples=400, seed=trial)
+        covered += low <= 1.25 <= high
+    assert covered > 48

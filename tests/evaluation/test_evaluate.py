@@ -9,6 +9,7 @@ from dspark.core.tau import Round, RoundTally
 from dspark.errors import CompatibilityError, FormatError
 from dspark.evaluation.evaluate import Journal, PromptOutcome, evaluate
 from dspark.evaluation.prompts import Prompt, PromptSet
+from dspark.evaluation.quotient import Quotient
 
 SETS = [
     PromptSet("short", (Prompt("s0", "math", ("a",)), Prompt("s1", "math", ("b",)))),
@@ -50,6 +51,13 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
     assert {"tau", "tau_ci95", "prompts", "acceptance_by_position", "tokens_per_second"} <= set(report["sets"]["short"])
     assert report["sets"]["short"]["prompts"] == 2
     assert report["sets"]["short"]["tokens_per_second"] == pytest.approx(8 / 4)
+
+
+def test_accepted_lengths_are_compared_over_the_same_prompts_alone() -> None:
+    report, fewer = evaluate(Decoder(), SETS), evaluate(Decoder(), SETS[:1])
+    assert Quotient.of(report, report) == Quotient(1.0, (1.0, 1.0))
+    with pytest.raises(CompatibilityError, match="the same prompts"):
+        Quotient.of(report, fewer)
 
 
 def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:

@@ -48,13 +48,41 @@ def median_interval(
     return _percentiles(np.median(found[chosen], axis=1), level)
 
 
+def quotient_interval(
+    groups: Sequence[Sequence[Sample]],
+    others: Sequence[Sequence[Sample]],
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Interval of the mean of the groups' ratios over that of `others`, of the same prompts in the same order.
+
+    Both sides are resampled together: what makes a prompt easy for both cancels.
+    """
+    generator = np.random.default_rng(seed)
+    draws = [_draws(len(samples), resamples, generator) for samples in groups]
+    means = (
+        np.mean([_ratios(samples, chosen) for samples, chosen in zip(side, draws, strict=True)], axis=0)
+        for side in (groups, others)
+    )
+    numerator, denominator = means
+    return _percentiles(numerator / denominator, level)
+
+
 def _resampled(samples: Sequence[Sample], resamples: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    return _ratios(samples, _draws(len(samples), resamples, generator))
+
+
+def _draws(count: int, resamples: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Which of `count` prompts each resample holds, [resamples, count]."""
+    return generator.integers(count, size=(resamples, count)) if count else np.zeros((resamples, 0), dtype=np.int64)
+
+
+def _ratios(samples: Sequence[Sample], chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Ratio of each resample; 0 where it has no rounds."""
     values = np.array([(s.numerator, s.denominator) for s in samples], dtype=np.float64).reshape(-1, 2)
-    if not len(values):
-        return np.zeros(resamples)
-    chosen = generator.integers(len(values), size=(resamples, len(values)))
     sums = values[chosen].sum(axis=1)
-    ratios: NDArray[np.float64] = np.divide(sums[:, 0], sums[:, 1], out=np.zeros(resamples), where=sums[:, 1] > 0)
+    ratios: NDArray[np.float64] = np.divide(sums[:, 0], sums[:, 1], out=np.zeros(len(sums)), where=sums[:, 1] > 0)
     return ratios
 
 

@@ -27,7 +27,7 @@ DecodePrompt = Callable[[Prompt, int], PromptOutcome]
 
 @dataclass(frozen=True, slots=True)
 class SetReport:
-    """One set's figures; `tau_ci95` by bootstrap over prompts."""
+    """One set's figures; `tau_ci95` by bootstrap over prompts, whose shares of tau are `samples`."""
 
     name: str
     tau: float
@@ -35,6 +35,7 @@ class SetReport:
     prompts: int
     tally: RoundTally
     decode_seconds: float
+    samples: tuple[Sample, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The shape scripts rely on: tau, tau_ci95, prompts and the metrics of the rounds."""
@@ -116,7 +117,7 @@ def evaluate(
 ) -> EvalReport:
     """Decode every prompt (seed + its index, as DeepSpec does) and report tau per set and on average."""
     journal = journal or Journal(None, {})
-    reports, groups = [], []
+    reports = []
     for prompts in sets:
         outcomes = []
         for index, prompt in enumerate(prompts.prompts):
@@ -127,9 +128,8 @@ def evaluate(
             outcomes.append(outcome)
             watch(prompts.name, outcome)
         reports.append(_report(prompts.name, outcomes))
-        groups.append(_samples(outcomes))
     mean = sum(report.tau for report in reports) / len(reports)
-    return EvalReport(tuple(reports), mean, mean_ratio_interval(groups))
+    return EvalReport(tuple(reports), mean, mean_ratio_interval([report.samples for report in reports]))
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -143,12 +143,9 @@ def whole_lines(path: Path) -> list[str]:
 
 def _report(name: str, outcomes: Sequence[PromptOutcome]) -> SetReport:
     tally = RoundTally.merged(outcome.tally for outcome in outcomes)
-    interval = ratio_interval(_samples(outcomes))
-    return SetReport(name, tally.tau, interval, len(outcomes), tally, sum(o.decode_seconds for o in outcomes))
-
-
-def _samples(outcomes: Sequence[PromptOutcome]) -> list[Sample]:
-    return [Sample(outcome.tally.acceptance_length, outcome.tally.rounds) for outcome in outcomes]
+    samples = tuple(Sample(outcome.tally.acceptance_length, outcome.tally.rounds) for outcome in outcomes)
+    seconds = sum(outcome.decode_seconds for outcome in outcomes)
+    return SetReport(name, tally.tau, ratio_interval(samples), len(outcomes), tally, seconds, samples)
 
 
 def _to_json(outcome: PromptOutcome) -> dict[str, Any]:
