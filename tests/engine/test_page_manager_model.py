@@ -188,4 +188,4 @@ class Lives(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("steps", [12, 60])
 def test_random_lives(steps: int) -> None:
-    run_state_machine_as_test(Lives, settings=settings(max_examples=1200 // steps, stateful_step_count=steps))
+    run_state_machine_as_test(Lives, settings=settings(max_examples=720 // steps, stateful_step_count=steps))
