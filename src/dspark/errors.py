@@ -42,4 +42,4 @@ class SamplingError(NumericalError):
 
 
 class EngineError(NumericalError):
-    """The serving engine broke a promise: it lost a request, answered one twice, or stands still."""
+    """The serving engine has failed, was closed, or broke a promise: it lost a request, or answered one twice."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -94,6 +94,7 @@ class Target(Protocol):
         ...
 
 
+@runtime_checkable
 class RaggedTarget(Target, Protocol):
     """A target that appends different numbers of tokens to many requests in one forward, and keeps states in pages."""
 
@@ -178,6 +179,7 @@ class DraftBlocks(Protocol):
         ...
 
 
+@runtime_checkable
 class BatchDrafter(Drafter, Protocol):
     """A drafter that serves B requests in one call, and keeps contexts in pages."""
 

@@ -77,6 +77,20 @@ def load_calibration(path: Path, pair: Pair, sampling: Sampling) -> Calibration:
         FormatError: the file is missing or damaged.
         CompatibilityError: it was made for something else; the message says which field differs.
     """
+    data = _own(path, pair)
+    for entry in data["entries"]:
+        if _sampling(entry) == sampling:
+            return _calibration(entry, path, pair)
+    raise CompatibilityError(f"{path} {_missing(data, sampling)}; run `dspark calibrate` with these settings")
+
+
+def load_calibrations(path: Path, pair: Pair) -> tuple[Calibration, ...]:
+    """All calibrations in `path` for this pair, errors as in `load_calibration`."""
+    return tuple(_calibration(entry, path, pair) for entry in _own(path, pair)["entries"])
+
+
+def _own(path: Path, pair: Pair) -> dict[str, Any]:
+    """The file's object, if it is for `pair`."""
     data = _read(path)
     for name, wanted in asdict(pair).items():
         if data[name] != wanted:
@@ -84,10 +98,11 @@ def load_calibration(path: Path, pair: Pair, sampling: Sampling) -> Calibration:
                 f"{path} was made for {name} {_short(data[name])}, but this is {_short(wanted)}; "
                 "run `dspark calibrate` with this drafter and target"
             )
-    for entry in data["entries"]:
-        if _sampling(entry) == sampling:
-            return Calibration(pair, sampling, _model(entry, path, pair.gamma), entry.get("report", {}))
-    raise CompatibilityError(f"{path} {_missing(data, sampling)}; run `dspark calibrate` with these settings")
+    return data
+
+
+def _calibration(entry: Mapping[str, Any], path: Path, pair: Pair) -> Calibration:
+    return Calibration(pair, _sampling(entry), _model(entry, path, pair.gamma), entry.get("report", {}))
 
 
 def _missing(data: Mapping[str, Any], sampling: Sampling) -> str:

@@ -28,6 +28,10 @@ class Models:
             raise FormatError(f"there is no drafter for {name}; train one with `dspark train`, or name one (--drafter)")
         return self.drafter, self.drafter_directory
 
+    def beside(self, directory: str | Path) -> "Models":
+        """The same target with the drafter in `directory`. Raises as `load_drafter` does."""
+        return Models(self.target, self.codec, load_drafter(directory, self.target), Path(directory))
+
     def drafter_hash(self) -> str | None:
         """sha256 of the drafter's weight files, None without a drafter."""
         return None if self.drafter_directory is None else drafter_hash(self.drafter_directory)

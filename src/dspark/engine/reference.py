@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dspark.core.admission import DraftPrefix
-from dspark.engine.observer import RoundObserver
+from dspark.engine.observer import RoundMemory, RoundObserver
 from dspark.engine.options import DecodeOptions
 from dspark.engine.request import Request
 from dspark.engine.result import Commit, GenerationResult, Times
@@ -56,7 +56,7 @@ class ReferenceLoop:
             ConfigError: parameters or prompt cannot be used.
             CapacityError: the prompt leaves no room for an answer.
         """
-        request = Request(self.target, self.drafter, self.options, prompt_ids, params, detokeniser, observer)
+        request = Request(self.target.info, self.drafter, self.options, prompt_ids, params, detokeniser, observer)
         return Generation(self, request)
 
     def generate(
@@ -77,6 +77,10 @@ class Generation:
         self._target, self._drafter, self._options = loop.target, loop.drafter, loop.options
         self._taps = () if loop.drafter is None else loop.drafter.info.target_layer_ids
         self._request = request
+        self._target_cache = loop.target.new_cache(request.capacity)
+        self._draft_cache = None if loop.drafter is None else loop.drafter.new_cache(request.capacity)
+        cache: object = self._draft_cache
+        request.memory = cache if isinstance(cache, RoundMemory) else None
         self._watch = Stopwatch(loop.clock)
         self._texts: list[str] = []
         self._commits = self._run()
@@ -114,7 +118,7 @@ class Generation:
         self._watch.start()
         prompt, size = as_ids(self._request.prompt_ids), self._options.prefill_chunk
         for first in range(0, len(prompt), size):
-            output = self._target.forward(prompt[first : first + size], self._request.target_cache, self._taps)
+            output = self._target.forward(prompt[first : first + size], self._target_cache, self._taps)
             self._extend(output.features)
         logits = self._target.logits(output.last_hidden[-1:])
         verdict = self._request.sampler.round(start=0, max_drafts=0).judge(logits)
@@ -133,12 +137,12 @@ class Generation:
         else:
             self._draft(sampler)
         block = as_ids([request.anchor, *sampler.drafts])
-        output = self._target.forward(block, request.target_cache, self._taps)
+        output = self._target.forward(block, self._target_cache, self._taps)
         verdict = sampler.judge(self._target.logits(output.last_hidden))
         if sampler.laws is not None and not copies:
             request.observer.laws(*sampler.laws)
         kept = 1 + verdict.accepted
-        request.target_cache.rollback(request.length - 1 + kept)
+        self._target_cache.rollback(request.length - 1 + kept)
         commit = request.commit_round(sampler.drafts, verdict, bool(copies))
         self._watch.lap("verify")
         if request.output.finish_reason is None:
@@ -152,10 +156,10 @@ class Generation:
         The policy is not asked in rounds that the observer wants in full.
         """
         request = self._request
-        if self._drafter is None or request.draft_cache is None or request.room == 0:
+        if self._drafter is None or self._draft_cache is None or request.room == 0:
             return
         full = self._wanted_in_full(self._drafter.info.gamma)
-        block = self._drafter.begin(request.anchor, request.draft_cache, request.room)
+        block = self._drafter.begin(request.anchor, self._draft_cache, request.room)
         previous: int | None = request.anchor
         confidences: tuple[float | None, ...] = ()
         while previous is not None and len(sampler.drafts) < request.room:
@@ -164,7 +168,7 @@ class Generation:
             confidences = (*confidences, confidence)
             admitted = full or self._admits(DraftPrefix(request.anchor, tuple(sampler.drafts), confidences))
             previous = sampler.draft(logits) if admitted else None
-        request.draft_cache.rollback(request.length - 1)
+        self._draft_cache.rollback(request.length - 1)
         self._watch.lap("draft")
 
     def _wanted_in_full(self, gamma: int) -> bool:
@@ -180,5 +184,5 @@ class Generation:
 
     def _extend(self, features: Tensor) -> None:
         """Show the drafter newly committed positions: never the anchor's, which the target has yet to run."""
-        if self._drafter is not None and self._request.draft_cache is not None:
-            self._drafter.extend(features, self._request.draft_cache)
+        if self._drafter is not None and self._draft_cache is not None:
+            self._drafter.extend(features, self._draft_cache)

@@ -13,18 +13,19 @@ from dspark.engine.result import Commit
 from dspark.engine.sampler import RequestSampler
 from dspark.engine.stops import Detokeniser, Output
 from dspark.errors import CapacityError, ConfigError
-from dspark.types import Cache, Drafter, SamplingParams, Target, TargetInfo, Verdict
+from dspark.types import Drafter, SamplingParams, TargetInfo, Verdict
 
 
 class Request:
-    """Committed tokens, both caches, the sampler, the counts and the observer of one request.
+    """Committed tokens, the sampler, the counts and the observer of one request; whoever decodes it keeps its caches.
 
-    Between rounds the caches hold every committed token but the last, the anchor of the next round.
+    Those hold, between rounds, every committed token but the last, the anchor of the next round. `memory` is what of
+    them wants to know how rounds went.
     """
 
     def __init__(
         self,
-        target: Target,
+        info: TargetInfo,
         drafter: Drafter | None,
         options: DecodeOptions,
         prompt_ids: Sequence[int],
@@ -32,25 +33,24 @@ class Request:
         detokeniser: Detokeniser | None = None,
         observer: RoundObserver | None = None,
     ) -> None:
-        check_sampling(params, target.info.vocab_size)
-        check_prompt(prompt_ids, target.info)
+        check_sampling(params, info.vocab_size)
+        check_prompt(prompt_ids, info)
         self.prompt_ids = tuple(prompt_ids)
-        self.context = target.info.max_positions
+        self.context = info.max_positions
         limit = min(params.max_tokens, self.context - len(prompt_ids))
-        end_ids = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *target.info.eos_token_ids)
+        end_ids = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *info.eos_token_ids)
         self.output = Output(limit, end_ids, params.stop, detokeniser)
         self.max_drafts = max_drafts(drafter, options)
         self.lookup = None if options.lookup is None else LookupIndex(options.lookup, prompt_ids)
         longest = max(self.max_drafts, 0 if options.lookup is None else options.lookup.drafts)
-        capacity = min(self.context, len(prompt_ids) + limit + longest)
-        self.target_cache = target.new_cache(capacity)
-        self.draft_cache: Cache | None = None if drafter is None else drafter.new_cache(capacity)
-        vocabulary = DraftVocabulary(target.info.vocab_size, None if drafter is None else drafter.info.draft_token_ids)
+        self.capacity = min(self.context, len(prompt_ids) + limit + longest)
+        vocabulary = DraftVocabulary(info.vocab_size, None if drafter is None else drafter.info.draft_token_ids)
         history = TokenHistory(prompt_ids)
         self.sampler = RequestSampler(params, vocabulary, history, options.rule, options.greedy_drafts)
         self.tally = RoundTally()
         self.lookup_rounds = 0
         self.observer: RoundObserver = observer or Unobserved()
+        self.memory: RoundMemory | None = None
 
     @property
     def length(self) -> int:
@@ -76,8 +76,12 @@ class Request:
         self.tally.first_tokens += 1
         return self._take([token])
 
-    def commit_round(self, drafts: Sequence[int], verdict: Verdict, copied: bool = False) -> Commit:
+    def commit_round(
+        self, drafts: Sequence[int], verdict: Verdict, copied: bool = False, drafted: int | None = None
+    ) -> Commit:
         """Take in the outcome of a round: accepted drafts and the token after them, up to where the text ends.
+
+        `drafts` were verified, of `drafted` that were made (None: of no more).
 
         Rounds of `copied` drafts count, but say nothing of the drafter: its observer and its memory are not told.
         """
@@ -85,7 +89,7 @@ class Request:
         emitted = len(commit.token_ids)
         ended = self.output.ended_by_token and emitted <= verdict.accepted
         accepted = emitted if ended else verdict.accepted
-        entry = Round(len(drafts), len(drafts), accepted, emitted, ended)
+        entry = Round(len(drafts) if drafted is None else drafted, len(drafts), accepted, emitted, ended)
         self.tally.add(entry)
         if copied:
             self.lookup_rounds += 1
@@ -95,9 +99,8 @@ class Request:
 
     def _tell(self, entry: Round) -> None:
         self.observer.judged(entry)
-        cache: object = self.draft_cache
-        if isinstance(cache, RoundMemory):
-            cache.judged(entry)
+        if self.memory is not None:
+            self.memory.judged(entry)
 
     def _take(self, tokens: Sequence[int]) -> Commit:
         commit = self.output.take(tokens)

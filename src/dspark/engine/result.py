@@ -5,7 +5,11 @@ from typing import Any, Literal
 
 from dspark.core.tau import RoundTally
 
-FinishReason = Literal["stop", "length"]
+TextEnd = Literal["stop", "length"]
+"""A stop token or string; the token limit or the end of the context."""
+
+FinishReason = Literal["stop", "length", "abort", "deadline"]
+"""A `TextEnd`, or from outside: whoever asked no longer wants it, its time is up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from dspark.engine.result import Commit, FinishReason
+from dspark.engine.result import Commit, TextEnd
 from dspark.errors import ConfigError
 
 
@@ -59,7 +59,7 @@ class Output:
         self._limit, self._stop_ids = limit, frozenset(stop_ids)
         self._scanner, self._detokeniser = StopScanner(stop_strings), detokeniser
         self.token_ids: list[int] = []
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: TextEnd | None = None
 
     @property
     def ended_by_token(self) -> bool:

@@ -1,0 +1,172 @@
+"""The engine: requests enter and leave at any step, and every step is one forward over the tokens of all of them.
+
+A step admits who waits, lets the drafters propose, asks the scheduler how many drafts are worth verifying, runs the
+target once over anchors, drafts and chunks of prompts alike (section 5.3 of the paper), judges, and commits.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from dspark.engine.engine_options import EngineOptions
+from dspark.engine.events import Event, StepStats
+from dspark.engine.features import FeatureRows
+from dspark.engine.memory import EngineMemory
+from dspark.engine.options import DecodeOptions
+from dspark.engine.request import Request
+from dspark.engine.result import Commit, FinishReason, GenerationResult, Times
+from dspark.engine.round_planner import RoundPlanner
+from dspark.engine.runner import Ran, Runner
+from dspark.engine.running import Running
+from dspark.engine.seating import Seating, Seats
+from dspark.engine.stops import Detokeniser
+from dspark.engine.stopwatch import Clock, Stopwatch
+from dspark.engine.strategy import PLAIN, Strategy
+from dspark.errors import ConfigError
+from dspark.scheduling.cost import CostModel
+from dspark.types import SamplingParams, Target
+
+ACTIVITIES = ("draft", "verify", "schedule", "other")
+
+
+class EngineCore:
+    """Decodes many requests at once. One thread owns it: `add` and `abort` at any time, `step` until `idle`.
+
+    `strategies` are what requests may choose from, by name; plain decoding is always among them, and "auto" is the
+    last. `cost` is what rounds cost here (None: nothing is trimmed, with a warning).
+
+    Raises:
+        ConfigError: options cannot be, or no strategy has the name of `options.strategy`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        strategies: Sequence[Strategy] = (),
+        options: EngineOptions | None = None,
+        cost: CostModel | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.options = EngineOptions() if options is None else options
+        self.target, self.clock = target, clock
+        self._strategies = {strategy.name: strategy for strategy in (PLAIN, *strategies)}
+        self._strategy(None)
+        self.memory = EngineMemory(target, self._strategies.values(), self.options)
+        self._watch = Stopwatch(clock)
+        features = FeatureRows(self._strategies.values(), target.info.hidden_size)
+        planner, most = RoundPlanner.of(self.options, cost), self.options.max_batched_tokens
+        self._runner = Runner(target, self.memory, features, planner, self._watch, most)
+        self.last: StepStats | None = None
+        self._seating = Seating(self.memory, self.options)
+        self._requests: dict[int, Running] = {}
+        self._began: dict[int, Mapping[str, float]] = {}
+        self._next_key = 0
+        self._ended: list[Event] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do, and no event is left to tell."""
+        return not self._requests and not self._ended
+
+    def add(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        strategy: str | None = None,
+        deadline: float | None = None,
+        salt: str = "",
+        detokeniser: Detokeniser | None = None,
+    ) -> int:
+        """Queue a request and return its number, which is never used again.
+
+        `deadline` is a time of the engine's clock: what is not finished by then ends as it is. Prefixes are shared
+        among requests of the same `salt` only.
+
+        Raises:
+            ConfigError: parameters, prompt or strategy cannot be used.
+            CapacityError: the request can never fit.
+        """
+        chosen = self._strategy(strategy)
+        decode = DecodeOptions(rule=self.options.rule, greedy_drafts=self.options.greedy_drafts, lookup=chosen.lookup)
+        request = Request(self.target.info, chosen.drafter, decode, prompt_ids, params, detokeniser)
+        running = Running(self._next_key, request, chosen, deadline, salt)
+        self.memory.check_fits(running)
+        self._next_key += 1
+        self._requests[running.key] = running
+        self._seating.queue(running)
+        return running.key
+
+    def abort(self, request: int) -> None:
+        """End a request now, and tell so in the next step. A number that is done or unknown changes nothing."""
+        if request in self._requests:
+            self._stop(self._requests[request], "abort")
+
+    @torch.inference_mode()
+    def step(self) -> list[Event]:
+        """One step; what it gave the requests that it changed, and which ended since the last one."""
+        self._watch.start()
+        before = dict(self._watch.seconds)
+        for running in [one for one in self._requests.values() if one.late(self.clock())]:
+            self._stop(running, "deadline")
+        events, self._ended = self._ended, []
+        seats = self._seating.next()
+        for running in (*seats.decodes, *(prefill.running for prefill in seats.prefills)):
+            self._began.setdefault(running.key, before)
+        ran = self._runner.run(seats)
+        events += [self._tell(running, commit) for running, commit in ran.commits]
+        self._watch.lap("other")
+        self.last = self._stats(ran, seats, before)
+        return events
+
+    def _stats(self, ran: Ran, seats: Seats, before: Mapping[str, float]) -> StepStats:
+        seconds = _between(before, self._watch.seconds, ACTIVITIES)
+        return StepStats(
+            **ran.counts(),
+            draft_seconds=seconds["draft"],
+            verify_seconds=seconds["verify"],
+            schedule_seconds=seconds["schedule"],
+            other_seconds=seconds["other"],
+            seconds=sum(seconds.values()),
+            emitted=sum(len(commit.token_ids) for _, commit in ran.commits),
+            pages_used=self.memory.manager.used,
+            waiting=self._seating.waiting,
+            preempted=seats.preempted,
+        )
+
+    def _tell(self, running: Running, commit: Commit) -> Event:
+        running.texts.append(commit.text)
+        reason = running.request.output.finish_reason
+        result = None if reason is None else self._leave(running, reason)
+        return Event(running.key, commit.token_ids, commit.text, reason, result)
+
+    def _stop(self, running: Running, reason: FinishReason) -> None:
+        """End a request that did not end by itself."""
+        self._ended.append(Event(running.key, (), "", reason, self._leave(running, reason)))
+
+    def _leave(self, running: Running, reason: FinishReason) -> GenerationResult:
+        self._seating.leave(running)
+        del self._requests[running.key]
+        began, spent = self._began.pop(running.key, self._watch.seconds), self._watch.seconds
+        request = running.request
+        return GenerationResult(
+            token_ids=tuple(request.output.token_ids),
+            text="".join(running.texts),
+            finish_reason=reason,
+            tally=request.tally,
+            lookup_rounds=request.lookup_rounds,
+            times=Times(**_between(began, spent, ("draft", "verify", "schedule"))),
+        )
+
+    def _strategy(self, name: str | None) -> Strategy:
+        wanted = self.options.strategy if name is None else name
+        if wanted == "auto":
+            return list(self._strategies.values())[-1]
+        if wanted not in self._strategies:
+            raise ConfigError(f"strategy {wanted!r} is unknown; this engine has {', '.join(self._strategies)}")
+        return self._strategies[wanted]
+
+
+def _between(before: Mapping[str, float], after: Mapping[str, float], activities: Sequence[str]) -> dict[str, float]:
+    return {name: after.get(name, 0.0) - before.get(name, 0.0) for name in activities}

@@ -1,0 +1,47 @@
+"""How the engine serves, beside what requests ask for."""
+
+from dataclasses import dataclass, field
+
+from dspark.core.rejection import RejectionRule, TokenRejection
+from dspark.drafters.prompt_lookup import PromptLookup
+from dspark.errors import ConfigError
+from dspark.scheduling.registry import SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Choices that change speed, memory and acceptance, never the law of a text.
+
+    At most `max_requests` run at once; a step's forward has at most `max_batched_tokens` rows, of which a prompt takes
+    `prefill_chunk` at most. `pages` of 16 positions are allocated once, by default as many as the requests can need and
+    memory allows. `scheduler` decides how many drafts are verified, `strategy` where drafts come from if a request does
+    not say; where a text repeats itself, `lookup` copies drafts beside a drafter. `overlap` plans a round while the one
+    before it runs.
+
+    Raises:
+        ConfigError: a number cannot be; the message names it.
+    """
+
+    max_requests: int = 64
+    max_batched_tokens: int = 512
+    prefill_chunk: int = 256
+    pages: int | None = None
+    prefix_caching: bool = True
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    strategy: str = "auto"
+    lookup: PromptLookup | None = field(default_factory=PromptLookup)
+    rule: RejectionRule = field(default_factory=TokenRejection)
+    greedy_drafts: bool = False
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "max_batched_tokens", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")
+        if self.pages is not None and self.pages < 1:
+            raise ConfigError(f"pages is {self.pages}; expected 1 or more, or None for as many as are useful")
+        if self.max_batched_tokens < self.max_requests:
+            raise ConfigError(
+                f"max_batched_tokens is {self.max_batched_tokens} for {self.max_requests} requests; each needs one "
+                "row: raise it or lower max_requests"
+            )

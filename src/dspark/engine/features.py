@@ -1,0 +1,26 @@
+"""Which columns of a forward's features each drafter reads, when several read other layers. m taps, d width."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from dspark.engine.strategy import Strategy
+
+
+class FeatureRows:
+    """`taps` are the layers that any drafter reads, each once."""
+
+    def __init__(self, strategies: Iterable[Strategy], width: int) -> None:
+        wanted = [strategy.taps for strategy in strategies]
+        self.taps = tuple(dict.fromkeys(tap for taps in wanted for tap in taps))
+        self._width = width
+
+    def of(self, strategy: Strategy, features: Tensor, rows: Tensor) -> Tensor:
+        """The drafter's features [len(rows), m * d] at `rows` of all features [N, len(taps) * d]."""
+        chosen = features[rows]
+        if strategy.taps == self.taps:
+            return chosen
+        places = [self.taps.index(tap) for tap in strategy.taps]
+        columns = torch.cat([torch.arange(place * self._width, (place + 1) * self._width) for place in places])
+        return chosen[:, columns]

@@ -1,0 +1,88 @@
+"""The K/V memory of the engine: allocated once, lent to requests page by page, for target and drafters on one table."""
+
+from collections.abc import Iterable
+
+from dspark.engine.engine_options import EngineOptions
+from dspark.engine.page_manager import PageManager
+from dspark.engine.running import Running
+from dspark.engine.strategy import Strategy
+from dspark.errors import CapacityError
+from dspark.nn.pages import PAGE, PagedCache, PageTable, pages_for
+from dspark.types import BatchDrafter, Cache, Drafter, Pages, RaggedTarget, Target
+
+
+class EngineMemory:
+    """Seats requests: gives them pages, caches that view them, and what others have computed of their prompt.
+
+    Models that keep no pages get a cache of their own per request; pages are counted for them all the same, so that
+    memory stays planned. Prefixes are shared only where target and drafter both keep pages.
+    """
+
+    def __init__(self, target: Target, strategies: Iterable[Strategy], options: EngineOptions) -> None:
+        self._target = target
+        drafters = {id(s.drafter): s.drafter for s in strategies if s.drafter is not None}
+        self._longest = target.info.max_positions + max((d.info.gamma for d in drafters.values()), default=0)
+        pages = options.pages or options.max_requests * pages_for(self._longest)
+        self.manager = PageManager(pages, PAGE, options.prefix_caching, pages_for(self._longest))
+        self._pool = target.new_pages(pages) if isinstance(target, RaggedTarget) else None
+        self._draft_pools: dict[int, Pages] = {
+            name: drafter.new_pages(pages) for name, drafter in drafters.items() if isinstance(drafter, BatchDrafter)
+        }
+
+    def check_fits(self, running: Running) -> None:
+        """Raises CapacityError for a request that all pages together could not hold."""
+        positions = min(running.request.capacity + running.strategy.gamma, self._longest)
+        if pages_for(positions) > self.manager.pages:
+            raise CapacityError(
+                f"the request may need {positions} positions and the engine has {self.manager.pages * PAGE}: ask for "
+                "fewer tokens, or give the engine more pages"
+            )
+
+    def seat(self, running: Running, first: int) -> bool:
+        """Open its lease and pages for `first` positions beyond what others computed; False if there are too few."""
+        shared = self._pool is not None and self._shares(running.strategy.drafter)
+        lease = self.manager.open(running.tokens[: running.goal], running.salt if shared else f"request {running.key}")
+        if not self.manager.reserve(lease, min(lease.hit + first, running.goal)):
+            self.manager.close(lease)
+            return False
+        target_cache = self._target_cache(running, lease.table)
+        draft_cache = self._draft_cache(running, lease.table)
+        if lease.hit:
+            target_cache.length = lease.hit
+            if draft_cache is not None:
+                draft_cache.length = lease.hit
+        running.seat(lease, target_cache, draft_cache)
+        return True
+
+    def unseat(self, running: Running) -> None:
+        """Take its pages back."""
+        if running.lease is not None:
+            self.manager.close(running.lease)
+        running.unseat()
+
+    def reserve(self, running: Running, positions: int) -> bool:
+        """Pages for its positions below `positions`; False if there are too few."""
+        assert running.lease is not None
+        return self.manager.reserve(running.lease, min(positions, self._longest))
+
+    def commit(self, running: Running) -> None:
+        """What its caches hold now is computed for good."""
+        lease = running.lease
+        assert lease is not None
+        if self._pool is not None and self._shares(running.strategy.drafter):
+            self.manager.commit(lease, running.tokens[lease.length : running.computed])
+
+    def _shares(self, drafter: Drafter | None) -> bool:
+        return drafter is None or id(drafter) in self._draft_pools
+
+    def _target_cache(self, running: Running, table: PageTable) -> Cache:
+        if self._pool is None:
+            return self._target.new_cache(running.request.capacity)
+        return PagedCache(self._pool, table)
+
+    def _draft_cache(self, running: Running, table: PageTable) -> Cache | None:
+        drafter = running.strategy.drafter
+        if drafter is None:
+            return None
+        pool = self._draft_pools.get(id(drafter))
+        return drafter.new_cache(running.request.capacity) if pool is None else PagedCache(pool, table)

@@ -1,0 +1,256 @@
+"""Runs the rounds of one step: propose, plan, one forward, judge, commit, and show the drafters what was kept.
+
+Shapes: B requests with rounds, N rows of the forward, V vocabulary, d width, m taps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.engine.batch_sampler import BatchRound
+from dspark.engine.drafted_round import Group, Member, grouped
+from dspark.engine.features import FeatureRows
+from dspark.engine.memory import EngineMemory
+from dspark.engine.ragged import extend_ragged, forward_ragged
+from dspark.engine.result import Commit
+from dspark.engine.round_planner import RoundPlanner
+from dspark.engine.running import Running
+from dspark.engine.seating import Prefill, Seats
+from dspark.engine.stopwatch import Stopwatch
+from dspark.scheduling.arrays import Floats
+from dspark.scheduling.round import Batch, Outcome, Plan
+from dspark.types import Cache, Target, TargetOutput, Verdict, as_ids
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Drafts of every member, and how many of them go through the target; no plan where nobody decodes."""
+
+    groups: list[Group] = field(default_factory=list)
+    plan: Plan | None = None
+    confidences: Floats | None = None
+    lengths: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+
+    @property
+    def predicted_survival(self) -> float | None:
+        """How many of the verified drafts were expected to survive; None if nobody asked for confidences."""
+        if self.confidences is None:
+            return None
+        survival = np.cumprod(self.confidences, axis=1)
+        return float(survival[np.arange(survival.shape[1]) < np.array(self.lengths)[:, None]].sum())
+
+    @property
+    def members(self) -> list[Member]:
+        """All of them, group after group: the scheduler's rows."""
+        return [member for group in self.groups for member in group.members]
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of the forward: whose they are, in order, and how many each has. `judged` have logits."""
+
+    token_ids: list[int] = field(default_factory=list)
+    owners: list[Running] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    judged: list[int] = field(default_factory=list)
+
+    def add(self, running: Running, tokens: Sequence[int], judged: int) -> None:
+        """Append `tokens` of a request, the last `judged` of which have logits."""
+        end = len(self.token_ids) + len(tokens)
+        self.token_ids += tokens
+        self.owners.append(running)
+        self.counts.append(len(tokens))
+        self.judged += range(end - judged, end)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a step did: commits in order, the proposal, and the numbers accepted [B]."""
+
+    commits: list[tuple[Running, Commit]]
+    proposal: Proposal
+    accepted: list[int]
+    prefill_tokens: int
+
+    def counts(self) -> dict[str, Any]:
+        """The fields of `StepStats` that it decides."""
+        proposal, plan = self.proposal, self.proposal.plan
+        verified = sum(proposal.lengths)
+        return {
+            "requests": len(proposal.lengths),
+            "drafting": sum(drafted > 0 for drafted in proposal.drafted),
+            "prefill_tokens": self.prefill_tokens,
+            "drafted": sum(proposal.drafted),
+            "verified": verified,
+            "accepted": sum(self.accepted),
+            "budget": None if plan is None else plan.budget,
+            "uniform": plan is not None and plan.uniform,
+            "probe": plan is not None and plan.probe,
+            "predicted_survival": proposal.predicted_survival,
+            "predicted_seconds": None if plan is None else _expected(plan, verified),
+        }
+
+
+class Runner:
+    """Everything that a step needs, beside who takes part in it."""
+
+    def __init__(
+        self,
+        target: Target,
+        memory: EngineMemory,
+        features: FeatureRows,
+        planner: RoundPlanner,
+        watch: Stopwatch,
+        max_tokens: int,
+    ) -> None:
+        self._target, self._memory, self._features = target, memory, features
+        self._planner, self._watch, self._max_tokens = planner, watch, max_tokens
+
+    def run(self, seats: Seats) -> Ran:
+        """One step of the requests in `seats`."""
+        prefill_tokens = sum(prefill.count for prefill in seats.prefills)
+        proposal = self._propose(seats.decodes, prefill_tokens)
+        rows = _rows(proposal, seats.prefills)
+        if not rows.token_ids:
+            return Ran([], proposal, [], 0)
+        self._planner.expect(self._forecast(proposal, seats.prefills))
+        output = self._forward(rows)
+        verdicts = self._verdicts(proposal, seats.prefills, output.last_hidden[rows.judged]) if rows.judged else []
+        self._watch.lap("verify")
+        commits = self._commit(proposal, seats.prefills, verdicts)
+        self._watch.lap("other")
+        self._keep(rows, output)
+        self._watch.lap("draft")
+        accepted = [verdict.accepted for verdict in verdicts[: len(proposal.lengths)]]
+        self._report(proposal, accepted)
+        return Ran(commits, proposal, accepted, prefill_tokens)
+
+    def _propose(self, decodes: Sequence[Running], prefill_tokens: int) -> Proposal:
+        """Plan, draft, and choose lengths."""
+        if not decodes:
+            return Proposal()
+        proposal = Proposal(grouped(Member.of(running) for running in decodes))
+        members = proposal.members
+        proposal.lengths = proposal.drafted = [0] * len(members)
+        batch = self._batch(members, self._max_tokens - prefill_tokens)
+        if batch is None:
+            return proposal
+        self._watch.lap("other")
+        plan = proposal.plan = self._planner.plan(batch)
+        self._watch.lap("schedule")
+        if plan.drafts:
+            proposal.confidences = np.concatenate([group.draft(batch.gamma) for group in proposal.groups])
+            proposal.drafted = [len(drafts) for group in proposal.groups for drafts in group.sampler.drafts]
+            self._watch.lap("draft")
+        lengths = self._planner.scheduler.lengths(plan, proposal.confidences)
+        proposal.lengths = np.minimum(lengths, proposal.drafted).tolist()
+        self._watch.lap("schedule")
+        return proposal
+
+    def _batch(self, members: Sequence[Member], max_tokens: int) -> Batch | None:
+        """What the scheduler is told of the members; None if none of them may draft."""
+        gamma = max(member.cap for member in members)
+        if gamma == 0:
+            return None
+        return Batch(
+            keys=np.array([member.running.key for member in members]),
+            gamma=gamma,
+            context=float(np.mean([member.running.computed for member in members])),
+            caps=np.array([member.cap for member in members]),
+            max_tokens=max(max_tokens, len(members)),
+        )
+
+    def _forecast(self, proposal: Proposal, prefills: Sequence[Prefill]) -> Batch | None:
+        """The next round, if nobody ends and nobody comes."""
+        members = proposal.members
+        members += [Member(one.running, one.running.strategy.gamma, []) for one in prefills if one.last]
+        return self._batch(members, self._max_tokens) if members else None
+
+    def _forward(self, rows: Rows) -> TargetOutput:
+        caches = [running.target_cache for running in rows.owners]
+        return forward_ragged(self._target, as_ids(rows.token_ids), caches, rows.counts, self._features.taps)
+
+    def _verdicts(self, proposal: Proposal, prefills: Sequence[Prefill], judged: Tensor) -> list[Verdict]:
+        """Those of members in order, then of the prompts whose first token is due, from states `judged` [., d]."""
+        logits, verdicts = self._target.logits(judged), list[Verdict]()
+        at = 0
+        lengths = iter(proposal.lengths)
+        for group in proposal.groups:
+            own = [next(lengths) for _ in group.members]
+            end = at + len(own) + sum(own)
+            verdicts += group.sampler.judge(logits[at:end], own)
+            at = end
+        due = [prefill.running.request for prefill in prefills if prefill.due]
+        if due:
+            first = BatchRound([request.sampler for request in due], [0] * len(due), [0] * len(due))
+            verdicts += first.judge(logits[at:], [0] * len(due))
+        return verdicts
+
+    def _commit(
+        self, proposal: Proposal, prefills: Sequence[Prefill], verdicts: Sequence[Verdict]
+    ) -> list[tuple[Running, Commit]]:
+        commits: list[tuple[Running, Commit]] = []
+        judged = iter(verdicts)
+        drafts = [drafts for group in proposal.groups for drafts in group.sampler.drafts]
+        for member, proposed, length in zip(proposal.members, drafts, proposal.lengths, strict=True):
+            running, verdict = member.running, next(judged)
+            running.target_cache.rollback(running.request.length + verdict.accepted)
+            round_ = (proposed[:length], verdict, bool(member.copies), len(proposed))
+            commits.append((running, running.request.commit_round(*round_)))
+        due = [prefill.running for prefill in prefills if prefill.due]
+        return [*commits, *((running, running.request.commit_first(next(judged).token)) for running in due)]
+
+    def _keep(self, rows: Rows, output: TargetOutput) -> None:
+        """Show drafters the positions that were kept, and let others share them."""
+        first, by_drafter = 0, dict[int, list[tuple[Running, int, int]]]()
+        for running, count in zip(rows.owners, rows.counts, strict=True):
+            if running.draft_cache is not None and running.request.output.finish_reason is None:
+                kept = running.computed - running.draft_cache.length
+                by_drafter.setdefault(id(running.strategy.drafter), []).append((running, first, kept))
+            first += count
+        for shown in by_drafter.values():
+            self._show(shown, output.features)
+        for running in rows.owners:
+            if running.request.output.finish_reason is None:
+                self._memory.commit(running)
+
+    def _show(self, shown: Sequence[tuple[Running, int, int]], features: Tensor) -> None:
+        strategy = shown[0][0].strategy
+        assert strategy.drafter is not None
+        rows = torch.cat([torch.arange(first, first + kept) for _, first, kept in shown])
+        caches: list[Cache] = [running.draft_cache for running, _, _ in shown if running.draft_cache is not None]
+        counts = [kept for _, _, kept in shown]
+        extend_ragged(strategy.drafter, self._features.of(strategy, features, rows), caches, counts)
+
+    def _report(self, proposal: Proposal, accepted: Sequence[int]) -> None:
+        self._planner.settle()
+        if proposal.plan is not None:
+            outcome = Outcome(proposal.plan, np.array(proposal.lengths), np.array(accepted))
+            self._planner.scheduler.observe(outcome)
+        self._watch.lap("schedule")
+
+
+def _rows(proposal: Proposal, prefills: Sequence[Prefill]) -> Rows:
+    """Anchors and drafts to verify, then chunks of prompts."""
+    rows = Rows()
+    drafts = [drafts for group in proposal.groups for drafts in group.sampler.drafts]
+    for member, proposed, length in zip(proposal.members, drafts, proposal.lengths, strict=True):
+        running = member.running
+        rows.add(running, [running.request.anchor, *proposed[:length]], 1 + length)
+    for prefill in prefills:
+        tokens = prefill.running.tokens[prefill.first : prefill.first + prefill.count]
+        rows.add(prefill.running, tokens, int(prefill.due))
+    return rows
+
+
+def _expected(plan: Plan, verified: int) -> float | None:
+    """Seconds that the plan gave a round of so many drafts."""
+    if plan.seconds is None:
+        return None
+    drafted = plan.seconds.drafted
+    return float(drafted[min(verified, len(drafted) - 1)]) if plan.drafts else plan.seconds.plain

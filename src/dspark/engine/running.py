@@ -1,0 +1,75 @@
+"""A request inside the engine: its text, its pages, and how far its caches reach."""
+
+from dspark.calibration.signals import RoundHistory
+from dspark.core.tau import Round
+from dspark.engine.lease import Lease
+from dspark.engine.request import Request
+from dspark.engine.strategy import Strategy
+from dspark.types import Cache
+
+
+class Running:
+    """`request` and what the engine keeps of it. Without pages it waits, for the first time or once more.
+
+    `target_cache` and `draft_cache` exist from `seat` to `unseat`.
+    """
+
+    def __init__(
+        self, key: int, request: Request, strategy: Strategy, deadline: float | None = None, salt: str = ""
+    ) -> None:
+        self.key, self.request, self.strategy, self.deadline = key, request, strategy, deadline
+        self.salt = f"{strategy.name}/{salt}"
+        self.lease: Lease | None = None
+        self.draft_cache: Cache | None = None
+        self.preempted = 0
+        self.texts: list[str] = []
+        self.history = RoundHistory()
+        request.memory = self
+        self._target_cache: Cache | None = None
+
+    @property
+    def target_cache(self) -> Cache:
+        """Its keys and values of the target."""
+        assert self._target_cache is not None, "a request without pages has no cache"
+        return self._target_cache
+
+    @property
+    def seated(self) -> bool:
+        """Whether it has pages."""
+        return self._target_cache is not None
+
+    @property
+    def tokens(self) -> list[int]:
+        """All committed tokens."""
+        return [*self.request.prompt_ids, *self.request.output.token_ids]
+
+    @property
+    def goal(self) -> int:
+        """Positions that the caches must hold before rounds begin: the prompt, then all but the anchor."""
+        return self.request.length - (1 if self.request.output.token_ids else 0)
+
+    @property
+    def computed(self) -> int:
+        """Positions that they do hold."""
+        return self.target_cache.length
+
+    @property
+    def decoding(self) -> bool:
+        """Whether the next step of this request is a round."""
+        return bool(self.request.output.token_ids) and self.computed == self.goal
+
+    def late(self, now: float) -> bool:
+        """Whether its time is up."""
+        return self.deadline is not None and now >= self.deadline
+
+    def seat(self, lease: Lease, target_cache: Cache, draft_cache: Cache | None) -> None:
+        """Give it pages, and caches that view them."""
+        self.lease, self._target_cache, self.draft_cache = lease, target_cache, draft_cache
+
+    def judged(self, entry: Round) -> None:
+        """Take in how a round of its drafter went, as a `RoundMemory`."""
+        self.history.update(entry.accepted, entry.judged)
+
+    def unseat(self) -> None:
+        """Forget the caches; the pages are the manager's again."""
+        self.lease = self._target_cache = self.draft_cache = None
