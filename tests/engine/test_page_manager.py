@@ -73,6 +73,15 @@ def test_a_full_memory_gives_nothing_rather_than_a_part() -> None:
     assert manager.reserve(second, 4)
 
 
+def test_spare_pages_are_left_for_others() -> None:
+    manager = PageManager(4, page=4)
+    lease = manager.open(TEXT)
+    assert not manager.reserve(lease, 8, spare=3)
+    assert (manager.free, lease.table.count) == (4, 0)
+    assert manager.reserve(lease, 8, spare=2)
+    assert not manager.reserve(lease, 8, spare=3)
+
+
 def test_reserving_less_than_is_held_takes_nothing() -> None:
     manager = PageManager(4, page=4)
     lease = manager.open(TEXT)

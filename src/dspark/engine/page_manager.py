@@ -64,8 +64,10 @@ class PageManager:
             lease.hit = lease.length = lease.shared
         return lease
 
-    def reserve(self, lease: Lease, length: int) -> bool:
-        """Let the lease have pages for all positions below `length`; False, with nothing taken, if there are too few.
+    def reserve(self, lease: Lease, length: int, spare: int = 0) -> bool:
+        """Let the lease have pages for all positions below `length`.
+
+        False, with nothing taken, if there are too few, or if fewer than `spare` would be left for others.
 
         Raises:
             CapacityError: a request may never hold that many.
@@ -75,8 +77,8 @@ class PageManager:
                 f"{length} positions do not fit into the {self._longest} pages that a request may hold "
                 f"({self._longest * self.page} positions); ask for fewer tokens, or give the engine more pages"
             )
-        missing = -(-length // self.page) - lease.table.count
-        if missing > self.available:
+        missing = max(0, -(-length // self.page) - lease.table.count)
+        if missing + spare > self.available:
             return False
         lease.table.extend([self._take() for _ in range(missing)])
         return True
