@@ -61,10 +61,10 @@ def run(core: EngineCore, most: int = 10_000) -> tuple[dict[int, GenerationResul
     while not core.idle:
         assert len(steps) < most, "the engine does not come to an end"
         for event in core.step():
-            streamed.setdefault(event.request, []).extend(event.token_ids)
+            streamed.setdefault(event.request_id, []).extend(event.token_ids)
             if event.result is not None:
-                results[event.request] = event.result
-                told = streamed[event.request]
+                results[event.request_id] = event.result
+                told = streamed[event.request_id]
                 assert list(event.result.token_ids)[len(event.result.token_ids) - len(told) :] == told
         assert core.last is not None
         steps.append(core.last)
@@ -112,7 +112,7 @@ def test_everybody_gets_what_the_reference_loop_gives_him_alone(
         while arrivals and requests[arrivals[0]][2] <= step:
             index = arrivals.pop(0)
             numbers[core.add(requests[index][0], requests[index][1])] = index
-        results |= {event.request: event.result for event in core.step() if event.result is not None}
+        results |= {event.request_id: event.result for event in core.step() if event.result is not None}
         if not arrivals and core.idle:
             break
     assert len(results) == len(requests)

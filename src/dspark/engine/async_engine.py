@@ -128,9 +128,9 @@ class AsyncEngine:
 
     def _hand_out(self, events: Sequence[Event]) -> None:
         for event in events:
-            deliver = self._deliver.get(event.request)
+            deliver = self._deliver.get(event.request_id)
             if event.result is not None:
-                self._deliver.pop(event.request, None)
+                self._deliver.pop(event.request_id, None)
             if deliver is not None:
                 deliver(event)
 

@@ -9,7 +9,7 @@ from dspark.engine.result import FinishReason, GenerationResult
 class Event:
     """What a step gave one request: new tokens, the text that can be shown now, and at its end reason and result."""
 
-    request: int
+    request_id: int
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None = None

@@ -112,8 +112,8 @@ class LLM:
         wanted = set(numbers)
         while len(results) < len(wanted):
             for event in self.core.step():
-                if event.result is not None and event.request in wanted:
-                    results[event.request] = event.result
+                if event.result is not None and event.request_id in wanted:
+                    results[event.request_id] = event.result
                     watch(len(results), len(wanted))
         return [results[number] for number in numbers]
 
