@@ -19,10 +19,11 @@ from dspark.engine.result import Commit, FinishReason, GenerationResult, Times
 from dspark.engine.round_planner import RoundPlanner
 from dspark.engine.runner import Ran, Runner
 from dspark.engine.running import Running
-from dspark.engine.seating import Seating, Seats
+from dspark.engine.step_plan import Step, plan_step
 from dspark.engine.stops import Detokeniser
 from dspark.engine.stopwatch import Clock, Stopwatch
 from dspark.engine.strategy import PLAIN, Strategy
+from dspark.engine.waiting import WaitingQueue
 from dspark.errors import ConfigError
 from dspark.scheduling.cost import CostModel
 from dspark.types import SamplingParams, Target
@@ -58,7 +59,7 @@ class EngineCore:
         planner, most = RoundPlanner.of(self.options, cost), self.options.max_batched_tokens
         self._runner = Runner(target, self.memory, features, planner, self._watch, most)
         self.last: StepStats | None = None
-        self._seating = Seating(self.memory, self.options)
+        self._waiting: WaitingQueue[Running] = WaitingQueue()
         self._requests: dict[int, Running] = {}
         self._began: dict[int, Mapping[str, float]] = {}
         self._next_key = 0
@@ -95,7 +96,7 @@ class EngineCore:
         self.memory.check_fits(running)
         self._next_key += 1
         self._requests[running.key] = running
-        self._seating.queue(running)
+        self._waiting.put(running)
         return running.key
 
     def abort(self, request: int) -> None:
@@ -111,16 +112,17 @@ class EngineCore:
         for running in [one for one in self._requests.values() if one.late(self.clock())]:
             self._stop(running, "deadline")
         events, self._ended = self._ended, []
-        seats = self._seating.next()
-        for running in (*seats.decodes, *(prefill.running for prefill in seats.prefills)):
+        seated = [running for running in self._requests.values() if running.seated]
+        step = plan_step(seated, self._waiting, self.options, self.memory)
+        for running in step.entered:
             self._began.setdefault(running.key, before)
-        ran = self._runner.run(seats)
+        ran = self._runner.run(step)
         events += [self._tell(running, commit) for running, commit in ran.commits]
         self._watch.lap("other")
-        self.last = self._stats(ran, seats, before)
+        self.last = self._stats(ran, step, before)
         return events
 
-    def _stats(self, ran: Ran, seats: Seats, before: Mapping[str, float]) -> StepStats:
+    def _stats(self, ran: Ran, step: Step[Running], before: Mapping[str, float]) -> StepStats:
         seconds = _between(before, self._watch.seconds, ACTIVITIES)
         return StepStats(
             **ran.counts(),
@@ -131,8 +133,8 @@ class EngineCore:
             seconds=sum(seconds.values()),
             emitted=sum(len(commit.token_ids) for _, commit in ran.commits),
             pages_used=self.memory.manager.used,
-            waiting=self._seating.waiting,
-            preempted=seats.preempted,
+            waiting=len(self._waiting),
+            preempted=len(step.preempted),
         )
 
     def _tell(self, running: Running, commit: Commit) -> Event:
@@ -146,7 +148,10 @@ class EngineCore:
         self._ended.append(Event(running.key, (), "", reason, self._leave(running, reason)))
 
     def _leave(self, running: Running, reason: FinishReason) -> GenerationResult:
-        self._seating.leave(running)
+        if running.seated:
+            self.memory.unseat(running)
+        else:
+            self._waiting.remove(running)
         del self._requests[running.key]
         began, spent = self._began.pop(running.key, self._watch.seconds), self._watch.seconds
         request = running.request

@@ -20,8 +20,9 @@ class EngineMemory:
 
     def __init__(self, target: Target, strategies: Iterable[Strategy], options: EngineOptions) -> None:
         self._target = target
-        drafters = {id(s.drafter): s.drafter for s in strategies if s.drafter is not None}
-        self._longest = target.info.max_positions + max((d.info.gamma for d in drafters.values()), default=0)
+        known = list(strategies)
+        drafters = {id(one.drafter): one.drafter for one in known if one.drafter is not None}
+        self._longest = target.info.max_positions + max((one.gamma for one in known), default=0)
         pages = options.pages or options.max_requests * pages_for(self._longest)
         self.manager = PageManager(pages, PAGE, options.prefix_caching, pages_for(self._longest))
         self._pool = target.new_pages(pages) if isinstance(target, RaggedTarget) else None
@@ -31,18 +32,18 @@ class EngineMemory:
 
     def check_fits(self, running: Running) -> None:
         """Raises CapacityError for a request that all pages together could not hold."""
-        positions = min(running.request.capacity + running.strategy.gamma, self._longest)
+        positions = min(running.request.capacity + running.drafts, self._longest)
         if pages_for(positions) > self.manager.pages:
             raise CapacityError(
                 f"the request may need {positions} positions and the engine has {self.manager.pages * PAGE}: ask for "
                 "fewer tokens, or give the engine more pages"
             )
 
-    def seat(self, running: Running, first: int) -> bool:
-        """Open its lease and pages for `first` positions beyond what others computed; False if there are too few."""
+    def seat(self, running: Running, spare: int) -> bool:
+        """Pages for what it must read and a round behind; False, with nothing held, if fewer than `spare` were left."""
         shared = self._pool is not None and self._shares(running.strategy.drafter)
         lease = self.manager.open(running.tokens[: running.goal], running.salt if shared else f"request {running.key}")
-        if not self.manager.reserve(lease, min(lease.hit + first, running.goal)):
+        if not self.manager.reserve(lease, running.goal + 1 + running.drafts, spare):
             self.manager.close(lease)
             return False
         target_cache = self._target_cache(running, lease.table)
@@ -63,7 +64,7 @@ class EngineMemory:
     def reserve(self, running: Running, positions: int) -> bool:
         """Pages for its positions below `positions`; False if there are too few."""
         assert running.lease is not None
-        return self.manager.reserve(running.lease, min(positions, self._longest))
+        return self.manager.reserve(running.lease, positions)
 
     def commit(self, running: Running) -> None:
         """What its caches hold now is computed for good."""

@@ -19,7 +19,7 @@ from dspark.engine.ragged import extend_ragged, forward_ragged
 from dspark.engine.result import Commit
 from dspark.engine.round_planner import RoundPlanner
 from dspark.engine.running import Running
-from dspark.engine.seating import Prefill, Seats
+from dspark.engine.step_plan import Chunk, Step
 from dspark.engine.stopwatch import Stopwatch
 from dspark.scheduling.arrays import Floats
 from dspark.scheduling.round import Batch, Outcome, Plan
@@ -111,18 +111,18 @@ class Runner:
         self._target, self._memory, self._features = target, memory, features
         self._planner, self._watch, self._max_tokens = planner, watch, max_tokens
 
-    def run(self, seats: Seats) -> Ran:
-        """One step of the requests in `seats`."""
-        prefill_tokens = sum(prefill.count for prefill in seats.prefills)
-        proposal = self._propose(seats.decodes, prefill_tokens)
-        rows = _rows(proposal, seats.prefills)
+    def run(self, step: Step[Running]) -> Ran:
+        """Do what `step` plans."""
+        prefill_tokens = sum(chunk.count for chunk in step.prefills)
+        proposal = self._propose(step.decodes, step.drafts)
+        rows = _rows(proposal, step.prefills)
         if not rows.token_ids:
             return Ran([], proposal, [], 0)
-        self._planner.expect(self._forecast(proposal, seats.prefills))
+        self._planner.expect(self._forecast(proposal, step.prefills))
         output = self._forward(rows)
-        verdicts = self._verdicts(proposal, seats.prefills, output.last_hidden[rows.judged]) if rows.judged else []
+        verdicts = self._verdicts(proposal, step.prefills, output.last_hidden[rows.judged]) if rows.judged else []
         self._watch.lap("verify")
-        commits = self._commit(proposal, seats.prefills, verdicts)
+        commits = self._commit(proposal, step.prefills, verdicts)
         self._watch.lap("other")
         self._keep(rows, output)
         self._watch.lap("draft")
@@ -130,14 +130,14 @@ class Runner:
         self._report(proposal, accepted)
         return Ran(commits, proposal, accepted, prefill_tokens)
 
-    def _propose(self, decodes: Sequence[Running], prefill_tokens: int) -> Proposal:
-        """Plan, draft, and choose lengths."""
+    def _propose(self, decodes: Sequence[Running], room: int) -> Proposal:
+        """Plan, draft, and choose lengths: at most `room` drafts in all."""
         if not decodes:
             return Proposal()
         proposal = Proposal(grouped(Member.of(running) for running in decodes))
         members = proposal.members
         proposal.lengths = proposal.drafted = [0] * len(members)
-        batch = self._batch(members, self._max_tokens - prefill_tokens)
+        batch = self._batch(members, len(members) + room)
         if batch is None:
             return proposal
         self._watch.lap("other")
@@ -162,20 +162,20 @@ class Runner:
             gamma=gamma,
             context=float(np.mean([member.running.computed for member in members])),
             caps=np.array([member.cap for member in members]),
-            max_tokens=max(max_tokens, len(members)),
+            max_tokens=max_tokens,
         )
 
-    def _forecast(self, proposal: Proposal, prefills: Sequence[Prefill]) -> Batch | None:
+    def _forecast(self, proposal: Proposal, prefills: Sequence[Chunk[Running]]) -> Batch | None:
         """The next round, if nobody ends and nobody comes."""
         members = proposal.members
-        members += [Member(one.running, one.running.strategy.gamma, []) for one in prefills if one.last]
+        members += [Member(chunk.request, chunk.request.drafts, []) for chunk in prefills if chunk.last]
         return self._batch(members, self._max_tokens) if members else None
 
     def _forward(self, rows: Rows) -> TargetOutput:
         caches = [running.target_cache for running in rows.owners]
         return forward_ragged(self._target, as_ids(rows.token_ids), caches, rows.counts, self._features.taps)
 
-    def _verdicts(self, proposal: Proposal, prefills: Sequence[Prefill], judged: Tensor) -> list[Verdict]:
+    def _verdicts(self, proposal: Proposal, prefills: Sequence[Chunk[Running]], judged: Tensor) -> list[Verdict]:
         """Those of members in order, then of the prompts whose first token is due, from states `judged` [., d]."""
         logits, verdicts = self._target.logits(judged), list[Verdict]()
         at = 0
@@ -185,14 +185,14 @@ class Runner:
             end = at + len(own) + sum(own)
             verdicts += group.sampler.judge(logits[at:end], own)
             at = end
-        due = [prefill.running.request for prefill in prefills if prefill.due]
+        due = [chunk.request.request for chunk in prefills if _due(chunk)]
         if due:
             first = BatchRound([request.sampler for request in due], [0] * len(due), [0] * len(due))
             verdicts += first.judge(logits[at:], [0] * len(due))
         return verdicts
 
     def _commit(
-        self, proposal: Proposal, prefills: Sequence[Prefill], verdicts: Sequence[Verdict]
+        self, proposal: Proposal, prefills: Sequence[Chunk[Running]], verdicts: Sequence[Verdict]
     ) -> list[tuple[Running, Commit]]:
         commits: list[tuple[Running, Commit]] = []
         judged = iter(verdicts)
@@ -202,7 +202,7 @@ class Runner:
             running.target_cache.rollback(running.request.length + verdict.accepted)
             round_ = (proposed[:length], verdict, bool(member.copies), len(proposed))
             commits.append((running, running.request.commit_round(*round_)))
-        due = [prefill.running for prefill in prefills if prefill.due]
+        due = [chunk.request for chunk in prefills if _due(chunk)]
         return [*commits, *((running, running.request.commit_first(next(judged).token)) for running in due)]
 
     def _keep(self, rows: Rows, output: TargetOutput) -> None:
@@ -235,17 +235,22 @@ class Runner:
         self._watch.lap("schedule")
 
 
-def _rows(proposal: Proposal, prefills: Sequence[Prefill]) -> Rows:
+def _rows(proposal: Proposal, prefills: Sequence[Chunk[Running]]) -> Rows:
     """Anchors and drafts to verify, then chunks of prompts."""
     rows = Rows()
     drafts = [drafts for group in proposal.groups for drafts in group.sampler.drafts]
     for member, proposed, length in zip(proposal.members, drafts, proposal.lengths, strict=True):
         running = member.running
         rows.add(running, [running.request.anchor, *proposed[:length]], 1 + length)
-    for prefill in prefills:
-        tokens = prefill.running.tokens[prefill.first : prefill.first + prefill.count]
-        rows.add(prefill.running, tokens, int(prefill.due))
+    for chunk in prefills:
+        tokens = chunk.request.tokens[chunk.first : chunk.first + chunk.count]
+        rows.add(chunk.request, tokens, int(_due(chunk)))
     return rows
+
+
+def _due(chunk: Chunk[Running]) -> bool:
+    """Whether the answer's first token is drawn behind this chunk; a request that comes back has it already."""
+    return chunk.last and not chunk.request.request.output.token_ids
 
 
 def _expected(plan: Plan, verified: int) -> float | None:

@@ -21,7 +21,6 @@ class Running:
         self.salt = f"{strategy.name}/{salt}"
         self.lease: Lease | None = None
         self.draft_cache: Cache | None = None
-        self.preempted = 0
         self.texts: list[str] = []
         self.history = RoundHistory()
         request.memory = self
@@ -54,9 +53,9 @@ class Running:
         return self.target_cache.length
 
     @property
-    def decoding(self) -> bool:
-        """Whether the next step of this request is a round."""
-        return bool(self.request.output.token_ids) and self.computed == self.goal
+    def drafts(self) -> int:
+        """The most that a round may propose, and so the positions that it may write behind its anchor."""
+        return self.strategy.gamma
 
     def late(self, now: float) -> bool:
         """Whether its time is up."""
