@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from dspark.doctor.findings import about_artefacts, about_memory, about_processor
-from dspark.doctor.machine import Device, Memory, Processor, cpu_features
+from dspark.doctor.machine import Device, Processor, cpu_features
 from dspark.doctor.timing import KernelTiming
+from dspark.nn.main_memory import Memory
 
 SERVER = Processor(
     "fast", ("avx2", "avx512f", "avx512_bf16"), "AVX512", cores=8, threads=8, omp_num_threads=None, load=0.1

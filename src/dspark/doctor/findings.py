@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dspark.doctor.machine import Device, Memory, Processor
+from dspark.doctor.machine import Device, Processor
 from dspark.doctor.timing import KernelTiming
+from dspark.nn.main_memory import Memory
 
 _LOW_MEMORY = 2 * 2**30
 _BUSY = 0.75

@@ -1,4 +1,4 @@
-"""Facts of the machine: processor, memory, accelerators. Everything is read, nothing is changed."""
+"""Facts of the machine: processor and accelerators. Everything is read, nothing is changed."""
 
 import os
 import platform
@@ -30,14 +30,6 @@ class Processor:
     def has_bf16(self) -> bool:
         """Whether bfloat16 products have instructions of their own; otherwise they are emulated."""
         return bool(BF16_FEATURES.intersection(self.features))
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of main memory, None where the system does not tell."""
-
-    total: int | None
-    available: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,35 +67,12 @@ def allowed_cores() -> int:
     return affinity
 
 
-def memory() -> Memory:
-    """Main memory, cut by a container's limit."""
-    total, available = (_kibibytes(_field("/proc/meminfo", name)) for name in ("MemTotal", "MemAvailable"))
-    limit = _read("/sys/fs/cgroup/memory.max").strip()
-    if limit.isdigit() and total is not None and int(limit) < total:
-        used = _read("/sys/fs/cgroup/memory.current").strip()
-        total = int(limit)
-        available = total - int(used) if used.isdigit() else available
-    return Memory(total, available)
-
-
 def devices() -> tuple[Device, ...]:
     """CUDA devices that torch sees."""
     if not torch.cuda.is_available():
         return ()
     properties = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
     return tuple(Device(device.name, device.total_memory) for device in properties)
-
-
-def _field(path: str, name: str) -> str:
-    for line in _read(path).splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return ""
-
-
-def _kibibytes(text: str) -> int | None:
-    return int(text.split()[0]) * 1024 if text else None
 
 
 def _read(path: str) -> str:

@@ -10,13 +10,14 @@ from dspark.cache_root import cache_root
 from dspark.doctor import findings
 from dspark.doctor.artefacts import CacheEntry, cache_entries, versions
 from dspark.doctor.findings import Finding
-from dspark.doctor.machine import Device, Memory, Processor, devices, memory, processor
+from dspark.doctor.machine import Device, Processor, devices, processor
 from dspark.doctor.timing import KernelTiming, time_kernels
 from dspark.drafters.shipped import shipped_drafter
 from dspark.errors import DependencyError
 from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.kernel_choice import choose_kernel
 from dspark.nn.linear import HalfKernel, LinearKernel, OneDnnKernel, PlainKernel
+from dspark.nn.main_memory import Memory, main_memory
 from dspark.targets.embedded import NAME, wheel_file
 
 _TOKEN_COUNTS = (1, 8)
@@ -59,14 +60,14 @@ class Report:
 
 def examine(clock: Callable[[], float] = time.perf_counter) -> Report:
     """Look at this machine; takes about a second."""
-    cpu, main_memory, accelerators = processor(), memory(), devices()
+    cpu, memory, accelerators = processor(), main_memory(), devices()
     timings = time_kernels(_kernels(), _TOKEN_COUNTS, clock)
     target = EmbeddedTarget(NAME, _wheel_installed(), (cache_root() / NAME / "conversion.json").is_file())
     drafter = shipped_drafter(NAME)
     return Report(
         versions=versions(),
         processor=cpu,
-        memory=main_memory,
+        memory=memory,
         devices=accelerators,
         cache_directory=str(cache_root()),
         cache=cache_entries(cache_root()),
@@ -77,7 +78,7 @@ def examine(clock: Callable[[], float] = time.perf_counter) -> Report:
         findings=(
             *findings.about_artefacts(target.installed, target.converted, drafter is not None),
             *findings.about_processor(cpu, timings),
-            *findings.about_memory(main_memory, accelerators),
+            *findings.about_memory(memory, accelerators),
         ),
     )
 
