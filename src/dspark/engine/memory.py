@@ -1,13 +1,15 @@
 """The K/V memory of the engine: allocated once, lent to requests page by page, for target and drafters on one table."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dspark.engine.engine_options import EngineOptions
+from dspark.engine.memory_plan import Demand, plan_memory
 from dspark.engine.page_manager import PageManager
 from dspark.engine.running import Running
 from dspark.engine.strategy import Strategy
 from dspark.errors import CapacityError
-from dspark.nn.pages import PAGE, PagedCache, PageTable, pages_for
+from dspark.nn.main_memory import free_bytes
+from dspark.nn.pages import PAGE, PagedCache, PagePool, PageTable, pages_for
 from dspark.types import BatchDrafter, Cache, Drafter, Pages, RaggedTarget, Target
 
 
@@ -16,6 +18,9 @@ class EngineMemory:
 
     Models that keep no pages get a cache of their own per request; pages are counted for them all the same, so that
     memory stays planned. Prefixes are shared only where target and drafter both keep pages.
+
+    Raises:
+        CapacityError: memory is too small for one request of full length, and `options.pages` does not insist.
     """
 
     def __init__(self, target: Target, strategies: Iterable[Strategy], options: EngineOptions) -> None:
@@ -23,7 +28,8 @@ class EngineMemory:
         known = list(strategies)
         drafters = {id(one.drafter): one.drafter for one in known if one.drafter is not None}
         self._longest = target.info.max_positions + max((one.gamma for one in known), default=0)
-        pages = options.pages or options.max_requests * pages_for(self._longest)
+        keepers = [model for model in (target, *drafters.values()) if isinstance(model, RaggedTarget | BatchDrafter)]
+        pages = options.pages or _planned(keepers, options.max_requests, self._longest)
         self.manager = PageManager(pages, PAGE, options.prefix_caching, pages_for(self._longest))
         self._pool = target.new_pages(pages) if isinstance(target, RaggedTarget) else None
         self._draft_pools: dict[int, Pages] = {
@@ -64,6 +70,7 @@ class EngineMemory:
     def reserve(self, running: Running, positions: int) -> bool:
         """Pages for its positions below `positions`; False if there are too few."""
         assert running.lease is not None
+        running.lease.check_write(running.computed)
         return self.manager.reserve(running.lease, positions)
 
     def commit(self, running: Running) -> None:
@@ -87,3 +94,10 @@ class EngineMemory:
             return None
         pool = self._draft_pools.get(id(drafter))
         return drafter.new_cache(running.request.capacity) if pool is None else PagedCache(pool, table)
+
+
+def _planned(keepers: Sequence[RaggedTarget | BatchDrafter], requests: int, longest: int) -> int:
+    """Pages in each of the pools of `keepers`, whose sizes one page tells."""
+    pools = [pool for pool in (model.new_pages(1) for model in keepers) if isinstance(pool, PagePool)]
+    demand = Demand(requests, longest, sum(pool.page_bytes for pool in pools))
+    return plan_memory(demand, free_bytes(pools[0].data.device) if pools else None).pages

@@ -1,7 +1,9 @@
-"""How much main memory this process may use."""
+"""How much memory this process may use."""
 
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,11 @@ def main_memory(root: Path = Path("/")) -> Memory:
         left = total - _used(group)
         available = left if available is None else min(left, available)
     return Memory(total, available)
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can be allocated on `device`, None where nobody tells."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else main_memory().available
 
 
 def _used(group: Path) -> int:

@@ -1,0 +1,54 @@
+"""What the engine's memory is planned from: pools of a size that no machine has, or a small one."""
+
+import pytest
+
+from dspark.core.hashed_law import HashedLaw
+from dspark.drafters.fake import FakeDrafter
+from dspark.engine import memory
+from dspark.engine.engine_options import EngineOptions
+from dspark.engine.memory import EngineMemory
+from dspark.engine.strategy import PLAIN, Strategy
+from dspark.errors import CapacityError
+from dspark.nn.pages import PAGE, PagePool
+from dspark.targets.fake import FakeTarget
+
+V, HEADS, WIDTH = 4, 2, 8
+PAGE_BYTES = 2 * HEADS * PAGE * WIDTH * 4  # of one layer
+
+
+class PagedTarget(FakeTarget):
+    def new_pages(self, pages: int) -> PagePool:
+        return PagePool(pages, 3, HEADS, WIDTH)
+
+    def forward_ragged(self, *arguments: object) -> None:
+        raise NotImplementedError
+
+
+class PagedDrafter(FakeDrafter):
+    new_pages = PagedTarget.new_pages
+
+    def extend_ragged(self, *arguments: object) -> None:
+        raise NotImplementedError
+
+    begin_each = extend_ragged
+
+
+def engine_memory(pages: int | None = None, requests: int = 4) -> EngineMemory:
+    target = PagedTarget(HashedLaw(V, 1, 1), V, 1, max_positions=100)
+    drafter = PagedDrafter(HashedLaw(V, 1, 1), V, 3, 6)
+    return EngineMemory(target, [PLAIN, Strategy("drafts", drafter)], EngineOptions(requests, pages=pages))
+
+
+@pytest.mark.parametrize(("free", "pages"), [(None, 28), (10**12, 28), (2 * 6 * PAGE_BYTES * 9, 9)])
+def test_pages_are_planned_from_what_both_pools_take(
+    monkeypatch: pytest.MonkeyPatch, free: int | None, pages: int
+) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    assert engine_memory().manager.pages == pages
+
+
+def test_one_request_too_long_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 2 * 6 * PAGE_BYTES * 5)
+    with pytest.raises(CapacityError, match=r"set pages=5 to serve requests of up to 80 positions, or set pages=7"):
+        engine_memory()
+    assert engine_memory(pages=5).manager.pages == 5
