@@ -2,6 +2,7 @@
 
 import pytest
 import typer
+from safetensors import SafetensorError
 
 from dspark.cli.runner import exit_status
 from dspark.errors import CapacityError, ConfigError, SamplingError
@@ -13,6 +14,8 @@ ERRORS = {
     "missing": FileNotFoundError(2, "No such file or directory", "nowhere.txt"),
     "name": OSError(36, "File name too long", "xxx"),
     "disk": OSError(28, "No space left on device", "answers.json"),
+    "nameless disk": OSError(28, "No space left on device"),
+    "disk in words": SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
     "nan": SamplingError("the logits hold NaN"),
     "divergence": DivergenceError("the loss is nan"),
     "bug": RuntimeError("shapes differ"),
@@ -43,7 +46,9 @@ def app() -> typer.Typer:
         ("capacity", 2, "error: the prompt is too long"),
         ("missing", 2, "error: nowhere.txt: No such file or directory"),
         ("name", 2, "error: xxx: File name too long"),
-        ("disk", 1, "error: answers.json: No space left on device"),
+        ("disk", 1, "error: answers.json: No space left on device; make room, and run the same command again"),
+        ("nameless disk", 1, "error: No space left on device; make room, and run the same command again"),
+        ("disk in words", 1, "error: No space left on device; make room, and run the same command again"),
         ("nan", 1, "error: the logits hold NaN"),
         ("divergence", 1, "error: the loss is nan"),
         ("memory", 1, "error: out of memory; use a shorter context, a smaller batch or a smaller model"),

@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
+from safetensors import SafetensorError
 
 from dspark.training.state import read_state
 
@@ -101,6 +103,60 @@ def test_a_dashboard_that_is_not_installed_is_refused_at_once(run, world, recipe
 def test_bad_recipes_are_refused(run, world, recipe, tmp_path, override, words):
     options = ("-o", tmp_path / "run", "-t", world / "target", "--set", override)
     run("train", recipe, *options).refused(*words)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"response_ids": [9999] * 20}, ["line 5", "token 9999", "[0, 259)", "regenerate"]),
+        ({"template_hash": "0123"}, ["line 5", "template 0123", "regenerate"]),
+        ({"prompt_ids": "ABC"}, ["line 5", "prompt_ids"]),
+    ],
+)
+def test_answers_that_do_not_fit_are_refused_by_line(run, world, recipe, tmp_path, row, words):
+    answers = tmp_path / "answers.jsonl"
+    first = answers.read_text().splitlines()[0]
+    answers.write_text(answers.read_text() + json.dumps(json.loads(first) | row) + "\n")
+    run("train", recipe, "-o", tmp_path / "run", "-t", world / "target").refused("answers.jsonl", *words)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("taps", ["[0,3]", "[-2,1]", "[0,99]"])
+def test_taps_out_of_range_are_refused(run, world, recipe, tmp_path, taps):
+    options = ("-o", tmp_path / "run", "-t", world / "target", "--set", f"drafter.target_layer_ids={taps}")
+    run("train", recipe, *options).refused("target_layer_ids", "[-1, 2]", "4 layers")
+
+
+def test_a_disk_that_fills_up_costs_nothing_that_was_saved(run, world, recipe, tmp_path, monkeypatch):
+    """The state cannot be written: one line, status 1; with room again, the run ends as if nothing had been."""
+    options = ("-t", world / "target", "--set", "evaluation.on_policy_answers=0")
+    whole = ("train", recipe, "-o", tmp_path / "whole", *options)
+    arguments = ("train", recipe, "-o", tmp_path / "run", *options)
+    assert run(*whole, "--set", "optimiser.total_steps=3").status == 0
+    assert run(*arguments).status == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run" / "state").iterdir()}
+
+    def full(*arguments):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dspark.training.state.save_file", full)
+        outcome = run(*arguments, "--set", "optimiser.total_steps=3")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert outcome.err.endswith("state: No space left on device; make room, and run the same command again\n")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run" / "state").iterdir()} == before
+    assert run(*arguments, "--set", "optimiser.total_steps=3").status == 0
+    drafters = [(tmp_path / name / "drafter" / "model.safetensors").read_bytes() for name in ("whole", "run")]
+    assert drafters[0] == drafters[1]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_log_that_cannot_be_written_is_named(run, world, recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").symlink_to("/dev/full")
+    outcome = run("train", recipe, "-o", tmp_path / "run", "-t", world / "target")
+    assert (outcome.status, outcome.out) == (1, "")
+    assert "metrics.jsonl: No space left on device" in outcome.err
 
 
 def test_a_missing_recipe_is_refused(run, tmp_path):

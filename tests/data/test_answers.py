@@ -45,6 +45,24 @@ def test_answers_of_another_template_are_refused_by_line(tmp_path: Path) -> None
         read_answers(path, template_hash="aa")
 
 
+@pytest.mark.parametrize(("field", "token"), [("prompt_ids", 20), ("response_ids", 99), ("response_ids", -1)])
+def test_tokens_that_the_target_does_not_know_are_refused_by_line(tmp_path: Path, field: str, token: int) -> None:
+    path = write(tmp_path / "a.jsonl", ROW, ROW | {field: [*ROW[field], token]})
+    assert len(read_answers(path)) == 2
+    with pytest.raises(CompatibilityError, match=rf"line 2 has token {token}, the target's vocabulary is \[0, 20\)"):
+        read_answers(path, vocab_size=20)
+
+
+def test_empty_lines_count_as_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{json.dumps(ROW)}\n\n\n{json.dumps(ROW | {'response_ids': None})}\n")
+    with pytest.raises(FormatError, match="line 4: bad or missing field"):
+        read_answers(path)
+    path.write_text(f"\n{json.dumps(ROW)}\n\n{json.dumps(ROW | {'template_hash': 'bb'})}\n")
+    with pytest.raises(CompatibilityError, match="line 4 was rendered"):
+        read_answers(path, template_hash="aa")
+
+
 def test_broken_json_and_missing_and_empty_files(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with pytest.raises(FormatError, match="does not exist"):

@@ -60,6 +60,17 @@ def test_accepted_lengths_are_compared_over_the_same_prompts_alone() -> None:
         Quotient.of(report, fewer)
 
 
+@pytest.mark.parametrize("left", ["", '{"settings": {"gam'])
+def test_a_journal_that_was_cut_in_its_first_line_is_begun_again(tmp_path: Path, left: str) -> None:
+    """As a full disk or a kill leaves it: nothing is in it that could be lost."""
+    path = tmp_path / "journal.jsonl"
+    path.write_text(left)
+    evaluate(Decoder(), SETS, journal=Journal(path, {"gamma": 3}))
+    again = Decoder()
+    evaluate(again, SETS, journal=Journal(path, {"gamma": 3}))
+    assert again.calls == []
+
+
 def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
 

@@ -74,6 +74,7 @@ def test_overrides_replace_single_values() -> None:
         ("evaluation.patienc=1", "evaluation.patienc: unknown key, did you mean 'patience'"),
         ("blocks=[{from_stp: 5, size: 3}]", r"blocks\.0\.from_stp: unknown key, did you mean 'from_step'"),
         ("optimizer.total_steps=3", "optimizer: unknown key, did you mean 'optimiser'"),
+        ("algorithm=eagle3", "drafter.markov_rank: a key of algorithm dspark, not of eagle3; remove it"),
         ("zzz=1", "zzz: unknown key$"),
         ("loss.decay=beta", "loss.decay"),
         ("loss.decay=0", "loss.decay"),

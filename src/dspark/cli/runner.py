@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import typer
 
+from dspark.disk import system_error
 from dspark.errors import DsparkError, EndpointError, NumericalError
 
 DONE, FAILURE, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 DEBUG_VARIABLE = "DSPARK_DEBUG"
 
-_MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MACHINE_ERRORS = (*_FULL, errno.EIO, errno.EMFILE, errno.ENFILE)
 """What the system could not do; every other complaint about a file is about the name that was given."""
 
 
@@ -39,12 +41,20 @@ def explain(error: BaseException) -> tuple[str, int]:
         return "interrupted", INTERRUPTED
     if isinstance(error, DsparkError):
         return str(error), FAILURE if isinstance(error, NumericalError | EndpointError) else BAD_INPUT
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}", FAILURE if error.errno in _MACHINE_ERRORS else BAD_INPUT
+    refusal = system_error(error)
+    if refusal is not None and (refusal.filename is not None or refusal.errno in _MACHINE_ERRORS):
+        return _refused(refusal), FAILURE if refusal.errno in _MACHINE_ERRORS else BAD_INPUT
     if isinstance(error, MemoryError):
         return "out of memory; use a shorter context, a smaller batch or a smaller model", FAILURE
     advice = f"set {DEBUG_VARIABLE}=1 to see the traceback, and report it"
     return f"unexpected {type(error).__name__}: {error} ({advice})", FAILURE
+
+
+def _refused(error: OSError) -> str:
+    """What the system would not do, with which file if it is known."""
+    file = "" if error.filename is None else f"{error.filename}: "
+    advice = "; make room, and run the same command again" if error.errno in _FULL else ""
+    return f"{file}{error.strerror}{advice}"
 
 
 def complain(message: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dspark.data.answer_row import StoredAnswer
+from dspark.disk import naming
 from dspark.errors import CompatibilityError, FormatError
 
 
@@ -66,7 +67,7 @@ class AnswerFile:
         line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
         stream = self._opened()
         start = stream.seek(0, os.SEEK_END)
-        with _named(self._journal):
+        with naming(self._journal):
             try:
                 _write_all(stream, line)
             except OSError:
@@ -95,7 +96,7 @@ class AnswerFile:
     def _write(self, answer_ids: Iterable[str]) -> None:
         fresh = self.path.with_name(f"{self.path.name}.arranged")
         try:
-            with _named(fresh), _binary_writer(fresh, self.path.suffix == ".gz") as output:
+            with naming(fresh), _binary_writer(fresh, self.path.suffix == ".gz") as output:
                 output.writelines(self._line(self._places[answer_id]) for answer_id in answer_ids)
             fresh.replace(self.path)
         except BaseException:
@@ -106,7 +107,7 @@ class AnswerFile:
         """Make the journal from a file at rest, whole or not at all."""
         fresh = self._journal.with_name(f"{self._journal.name}.restored")
         try:
-            with _named(fresh), _binary_reader(self.path) as source, fresh.open("wb") as target:
+            with naming(fresh), _binary_reader(self.path) as source, fresh.open("wb") as target:
                 shutil.copyfileobj(source, target)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             fresh.unlink()
@@ -168,7 +169,7 @@ class ErrorFile:
 
     def add(self, answer_id: str, reason: str, attempts: int) -> None:
         """Append one at once."""
-        with _named(self.path), self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"id": answer_id, "error": reason, "attempts": attempts}, ensure_ascii=False) + "\n")
 
 
@@ -177,17 +178,6 @@ def _write_all(stream: FileIO, line: bytes) -> None:
     rest = memoryview(line)
     while rest:
         rest = rest[stream.write(rest) :]
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Give errors of writing the name of the file, which the system leaves out."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
 
 
 def _binary_reader(path: Path) -> gzip.GzipFile | BinaryIO:

@@ -12,6 +12,8 @@ from dspark.errors import CompatibilityError, ConfigError, FormatError
 MIN_RESPONSE_TOKENS = 14
 """Shorter answers teach nothing about blocks; DeepSpec drops them too."""
 
+_REGENERATE = "Regenerate the answers with this target (dspark data regenerate)."
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -49,7 +51,12 @@ def split_answers(answers: Sequence[Answer], held_out: int) -> AnswerSplit:
 
 
 def read_answers(
-    path: Path, *, max_temperature: float = float("inf"), max_length: int = 1024, template_hash: str = ""
+    path: Path,
+    *,
+    max_temperature: float = float("inf"),
+    max_length: int = 1024,
+    template_hash: str = "",
+    vocab_size: int | None = None,
 ) -> list[Answer]:
     """Answers of a JSONL file (optionally .gz) that were sampled at most at `max_temperature`.
 
@@ -58,27 +65,41 @@ def read_answers(
 
     Raises:
         FormatError: the file is missing or malformed (the line is named), or no answer is left.
-        CompatibilityError: an answer tells that its chat was rendered by another template than `template_hash`'s.
+        CompatibilityError: an answer tells that its chat was rendered by another template than `template_hash`'s, or
+            has tokens that no target of `vocab_size` knows.
     """
-    rows = (_of_template(row, path, number, template_hash) for number, row in enumerate(read_jsonl(path), 1))
-    answers = (_answer(row, path, number, max_length) for number, row in enumerate(rows, 1))
+    answers = []
+    for number, row in numbered_jsonl(path):
+        _check_template(row, f"{path}, line {number}", template_hash)
+        answers.append(_answer(row, path, number, max_length))
+        _check_tokens(answers[-1], f"{path}, line {number}", vocab_size)
     kept = [a for a in answers if a.temperature <= max_temperature and len(a.response_ids) >= MIN_RESPONSE_TOKENS]
     if not kept:
         raise FormatError(
-            f"{path} holds no usable answer (temperature <= {max_temperature}, {MIN_RESPONSE_TOKENS}+ tokens)."
+            f"{path} holds no usable answer among {len(answers)}. Expected some at temperature <= {max_temperature} "
+            f"with {MIN_RESPONSE_TOKENS} response tokens or more."
         )
     return kept
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file, decompressed if its name ends in .gz."""
+    return (row for _, row in numbered_jsonl(path))
+
+
+def numbered_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same with the number of each line, from 1; empty lines count.
+
+    Raises:
+        FormatError: the file is missing, or a line holds no object.
+    """
     if not path.is_file():
         raise FormatError(f"{path} does not exist. Expected a JSONL file, one object a line.")
     with _open_text(path) as lines:
         try:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _object(line, path, number)
+                    yield number, _object(line, path, number)
         except (OSError, EOFError, UnicodeDecodeError) as error:
             raise FormatError(f"{path} cannot be read as UTF-8 JSONL: {error}.") from error
 
@@ -97,14 +118,21 @@ def _object(line: str, path: Path, number: int) -> dict[str, Any]:
     return row
 
 
-def _of_template(row: dict[str, Any], path: Path, number: int, expected: str) -> dict[str, Any]:
+def _check_template(row: dict[str, Any], where: str, expected: str) -> None:
     found = row.get("template_hash")
     if found and expected and found != expected:
         raise CompatibilityError(
-            f"{path}, line {number} was rendered with chat template {found}, the target's is {expected}. "
-            "Regenerate the answers with this target (dspark data regenerate)."
+            f"{where} was rendered with chat template {found}, the target's is {expected}. {_REGENERATE}"
         )
-    return row
+
+
+def _check_tokens(answer: Answer, where: str, vocab_size: int | None) -> None:
+    tokens = answer.token_ids
+    if vocab_size is not None and tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        strange = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise CompatibilityError(
+            f"{where} has token {strange}, the target's vocabulary is [0, {vocab_size}). {_REGENERATE}"
+        )
 
 
 def _answer(row: dict[str, Any], path: Path, number: int, max_length: int) -> Answer:

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dspark.data.answers import read_jsonl
+from dspark.data.answers import numbered_jsonl
 from dspark.data.conversation import Conversation, parse_conversation
 from dspark.errors import DependencyError, FormatError
 
@@ -45,20 +45,20 @@ def _read(source: str, split: str, limit: int | None) -> list[Conversation]:
     rows, unit = _rows(path, source, split), "row" if source.endswith(_PARQUET) or not path.exists() else "line"
     stem = path.name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(_PARQUET)
     found = [
-        parse_conversation(row, f"{source}, {unit} {number}", f"{stem}-{number}")
-        for number, row in enumerate(islice(rows, limit), 1)
+        parse_conversation(row, f"{source}, {unit} {number}", f"{stem}-{number}") for number, row in islice(rows, limit)
     ]
     if not found:
         raise FormatError(f"{source} holds no prompts. Expected rows with id, domain and turns, prompt or messages.")
     return found
 
 
-def _rows(path: Path, source: str, split: str) -> Iterable[Mapping[str, Any]]:
+def _rows(path: Path, source: str, split: str) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    """Rows with their numbers."""
     if path.name.endswith(_PARQUET):
-        return _parquet_rows(path)
+        return enumerate(_parquet_rows(path), 1)
     if path.exists() or path.name.endswith(_JSONL) or source.count("/") != 1:
-        return read_jsonl(path)
-    return _hub_rows(source, split)
+        return numbered_jsonl(path)
+    return enumerate(_hub_rows(source, split), 1)
 
 
 def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:

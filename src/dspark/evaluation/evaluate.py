@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.core.tau import Round, RoundTally
+from dspark.disk import naming
 from dspark.errors import CompatibilityError, FormatError
 from dspark.evaluation.bootstrap import Sample, mean_ratio_interval, ratio_interval
 from dspark.evaluation.prompts import Prompt, PromptSet
@@ -86,12 +87,13 @@ class Journal:
             self._append({**key, **_to_json(outcome)})
 
     def _open(self, path: Path, settings: Any) -> None:
-        if not path.exists():
+        lines = whole_lines(path) if path.exists() else []
+        if not lines:  # new, or the disk was full before the first line
             path.parent.mkdir(parents=True, exist_ok=True)
             self._append({"settings": settings})
             return
         try:
-            first, *rows = [json.loads(line) for line in whole_lines(path)]
+            first, *rows = [json.loads(line) for line in lines]
             found = first["settings"]
             self._done = {(row["set"], row["digest"], row["seed"]): _from_json(row) for row in rows}
         except (ValueError, KeyError, TypeError) as error:
@@ -104,7 +106,7 @@ class Journal:
 
     def _append(self, row: Mapping[str, Any]) -> None:
         assert self._path is not None
-        with self._path.open("a", encoding="utf-8") as file:
+        with naming(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dspark.data.answers import read_jsonl
+from dspark.data.answers import numbered_jsonl
 from dspark.errors import FormatError
 
 
@@ -35,11 +35,11 @@ class PromptSet:
 
 def read_prompt_set(path: Path, limit: int | None = None) -> PromptSet:
     """The first `limit` prompts of a file (all if None)."""
-    rows = list(read_jsonl(path))[:limit]
+    rows = list(numbered_jsonl(path))[:limit]
     if not rows:
         raise FormatError(f"{path} holds no prompts. Expected one JSON object a line with id, domain and turns.")
     name = path.name.removesuffix(".gz").removesuffix(".jsonl")
-    prompts = tuple(_prompt(row, path, number) for number, row in enumerate(rows, 1))
+    prompts = tuple(_prompt(row, path, number) for number, row in rows)
     _refuse_duplicates([prompt.id for prompt in prompts], f"{path}: prompt id")
     return PromptSet(name, prompts)
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dspark.disk import naming
 from dspark.errors import CompatibilityError, FormatError
 from dspark.evaluation.evaluate import whole_lines
 from dspark.evaluation.target_text import Question, TargetText, TextWriter, Written
@@ -100,7 +101,7 @@ class TextStore:
             "token_ids": text.token_ids,
             "probabilities": text.probabilities,
         }
-        with self._lines.open("a", encoding="utf-8") as file:
+        with naming(self._lines), self._lines.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self._texts[key] = text
 
@@ -131,5 +132,6 @@ def _from_json(row: dict[str, Any]) -> TargetText:
 def _save(path: Path, features: Tensor) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.partial")
-    save_file({"features": features.contiguous()}, partial)
+    with naming(path):
+        save_file({"features": features.contiguous()}, partial)
     partial.replace(path)

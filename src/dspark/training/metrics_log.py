@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dspark.disk import naming
 from dspark.errors import FormatError
 
 LOG, SUPERSEDED = "metrics.jsonl", "metrics.superseded.jsonl"
@@ -36,7 +37,7 @@ class MetricsLog:
 
     def append(self, row: Row) -> None:
         """Add the row of a step. Numbers that JSON lacks become null."""
-        with self.path.open("a", encoding="utf-8") as log:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as log:
             log.write(json.dumps(finite(row), allow_nan=False) + "\n")
 
     def keep_until(self, step: int) -> None:
@@ -49,10 +50,11 @@ class MetricsLog:
                 (kept if _row(line, self.path, number)["step"] <= step else later).append(line)
         if len(kept) == len(lines):
             return
-        with self._superseded.open("a", encoding="utf-8") as file:
+        with naming(self._superseded), self._superseded.open("a", encoding="utf-8") as file:
             file.writelines(later)
         partial = self.path.with_name(LOG + ".partial")
-        partial.write_text("".join(kept), encoding="utf-8")
+        with naming(partial):
+            partial.write_text("".join(kept), encoding="utf-8")
         partial.replace(self.path)
 
     def _lines(self) -> list[str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dspark.core.tau import Round, RoundTally
 from dspark.data.answers import Answer, read_jsonl
+from dspark.disk import naming
 from dspark.errors import FormatError
 from dspark.types import Cache, Drafter, TargetInfo, TargetOutput, as_ids
 
@@ -156,7 +157,8 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with naming(path):
+        partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     partial.replace(path)
 
 

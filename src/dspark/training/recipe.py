@@ -215,7 +215,8 @@ def read_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {'; '.join(_explain(item) for item in error.errors())}") from error
+        algorithm = tree.get("algorithm", DEFAULT_ALGORITHM)
+        raise ConfigError(f"{path}: {'; '.join(_explain(item, algorithm) for item in error.errors())}") from error
 
 
 def _anchor_paths(tree: dict[str, Any], directory: Path) -> None:
@@ -242,12 +243,21 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         ) from error
 
 
-def _explain(item: Any) -> str:
+def _explain(item: Any, algorithm: str) -> str:
     where = ".".join(str(part) for part in item["loc"])
     if item["type"] != "extra_forbidden":
         return f"{where}: {item['msg']} (found {item.get('input')!r})"
+    owners = _owners(item["loc"])
+    if owners:
+        return f"{where}: a key of algorithm {' and '.join(owners)}, not of {algorithm}; remove it"
     near = _nearest(item["loc"])
     return f"{where}: unknown key" + (f", did you mean {near!r}?" if near else "")
+
+
+def _owners(place: tuple[int | str, ...]) -> list[str]:
+    """The algorithms whose drafters have the refused key."""
+    section, key = place[0], place[-1]
+    return [name for name, one in ALGORITHMS.items() if section == "drafter" and key in one.section.model_fields]
 
 
 def _nearest(place: tuple[int | str, ...]) -> str | None:

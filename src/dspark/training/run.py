@@ -101,6 +101,7 @@ def train(
         max_temperature=data.max_temperature,
         max_length=data.max_length,
         template_hash=target.info.template_hash,
+        vocab_size=target.info.vocab_size,
     )
     split = split_answers(answers, data.held_out)
     recipe = recipe.settled(len(split.train))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -21,9 +22,16 @@ PATTERN = "*.safetensors"
 
 
 def save_shards(directory: Path, tensors: Mapping[str, Tensor], world: World) -> None:
-    """Write this process's shards of `tensors` to `directory`, together with all processes of `world`."""
+    """Write this process's shards of `tensors` to `directory`, together with all processes of `world`.
+
+    Every process raises what one of them met, an OSError say: torch's own error is none that `except Exception` sees.
+    """
     writer = HuggingFaceStorageWriter(str(directory), save_distributed=True)
-    save(dict(tensors), storage_writer=writer, process_group=world.group)
+    try:
+        save(dict(tensors), storage_writer=writer, process_group=world.group)
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        raise first from error
 
 
 def load_shards(directory: Path, parameters: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dspark.disk import naming
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.errors import CompatibilityError, FormatError
 from dspark.training.optimiser import Optimiser
@@ -63,13 +64,15 @@ def save_state(
         _make_room(directory, partial)
     world.wait()
     tensors = _tensors(drafter, optimiser, state)
-    if world.group is None:
-        save_file(tensors, partial / TENSORS)
-    else:
-        save_shards(partial, tensors, world)
+    with naming(directory):
+        if world.group is None:
+            save_file(tensors, partial / TENSORS)
+        else:
+            save_shards(partial, tensors, world)
     world.wait()
     if world.leads:
-        _write_header(partial, state)
+        with naming(directory):
+            _write_header(partial, state)
         _swap(directory, partial)
     world.wait()
 

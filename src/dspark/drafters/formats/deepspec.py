@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dspark.disk import naming
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.dspark import DSpark
@@ -172,11 +173,12 @@ def write_dspark(
     text = json.dumps(_config_json(drafter, extras, name), indent=2, sort_keys=True) + "\n"
     partial = directory / f"{SINGLE}.partial"
     # Clones, because an embedding tied to the head would be one storage under two names, which safetensors refuses.
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial, {"format": "pt"})
-    partial.replace(directory / SINGLE)
-    partial = config_path(directory).with_suffix(".json.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(config_path(directory))
+    with naming(directory):
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, partial, {"format": "pt"})
+        partial.replace(directory / SINGLE)
+        partial = config_path(directory).with_suffix(".json.partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(config_path(directory))
 
 
 def _config_json(drafter: DrafterModule, extras: DrafterExtras, dtype: str) -> Mapping[str, Any]:
