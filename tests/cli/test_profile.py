@@ -5,8 +5,10 @@ import sys
 import pytest
 import torch
 
+from dspark.engine.models import open_models
 from dspark.engine.profile_store import ProfileKey
 from dspark.engine.start_profile import start_profile
+from dspark.types import BatchDrafter, RaggedTarget
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +25,7 @@ def empty_cache(tmp_path, monkeypatch, own_cache):
 
 
 def call(world, *arguments):
-    return ("profile", "-t", world / "target", "-d", world / "drafter", "--seconds", 0, *arguments)
+    return ("profile", "-t", world / "target", "-d", world / "drafter", "--seconds", 0, "--requests", 1, *arguments)
 
 
 def test_json_has_the_agreed_shape_and_the_plot_is_drawn(run, world, tmp_path):
@@ -65,8 +67,6 @@ def test_a_kept_profile_is_shown_again_until_asked_for_a_fresh_one(run, world, m
 
 
 def test_decoding_starts_with_what_was_profiled(run, world, monkeypatch):
-    from dspark.engine.models import open_models
-
     first = run(*call(world, "-c", 8, "--json")).json
     models = open_models(world / "target", world / "drafter")
     monkeypatch.setattr("dspark.engine.start_profile.profile_rounds", None)  # cannot be called
@@ -77,6 +77,19 @@ def test_decoding_starts_with_what_was_profiled(run, world, monkeypatch):
 
 def test_a_long_context_alone_brings_the_short_one_that_decoding_reads(run, world):
     assert list(run(*call(world, "-c", 100, "--json")).json["verify_seconds_by_context"]) == ["16", "100"]
+
+
+def test_many_requests_are_measured_where_the_target_takes_them(run, world):
+    """What a batch drafter does not do at once is timed for one."""
+    models = open_models(world / "target", world / "drafter")
+    ragged, together = isinstance(models.target, RaggedTarget), isinstance(models.drafter, BatchDrafter)
+    outcome = run(*call(world, "-c", 8, "--requests", 4))
+    assert outcome.status == 0
+    assert ("one is measured" in outcome.err) is not ragged
+    report = run(*call(world, "-c", 8, "--requests", 4, "--json")).json
+    assert report["draft_requests_measured"] == (4 if ragged and together else 1)
+    assert list(report["verify_seconds"])[-1] == ("16" if ragged else "96")
+    assert set(report["requests_by_tokens"].values()) == ({1, 2, 3, 4} if ragged else {1})
 
 
 def test_tables_name_tokens_contexts_and_drafts(run, world):
@@ -97,6 +110,7 @@ def test_bad_input_is_refused(run, world, tmp_path, monkeypatch):
     run(*call(world, "-c", 125)).refused("context 125", "128")
     run(*call(world, "-c", 0)).refused("context 0")
     run(*call(world, "--threads", 0)).refused("--threads")
+    run(*call(world, "--requests", 0)).refused("--requests")
     run(*call(world, "--seconds", -1)).refused("--seconds")
     run(*call(world, "--seconds", "nan")).refused("--seconds")
     run("profile", "-t", "nowhere").refused("nowhere")

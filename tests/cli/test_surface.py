@@ -52,6 +52,7 @@ SURFACE = {
         "--drafter",
         "--dtype",
         "--context",
+        "--requests",
         "--threads",
         "--seconds",
         "--fresh",

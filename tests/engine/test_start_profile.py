@@ -11,6 +11,7 @@ from dspark.engine.models import Models
 from dspark.engine.profile_plan import START_CEILING
 from dspark.engine.profile_store import ProfileKey, ProfileStore
 from dspark.engine.start_profile import start_profile
+from tests.engine.served import ServedDrafter, ServedTarget
 from tests.engine.timed import FakeClock, TimedDrafter, TimedTarget
 
 KEY = ProfileKey("processor", "features", 2, "target", "drafter", 4, "kernel", "0.1", "2.13")
@@ -101,3 +102,42 @@ def test_models_without_a_hash_leave_nothing_behind(store: ProfileStore, unknown
     assert store.load(replace(KEY, **unknown)) is None
     assert len(list(store.path(KEY).parent.iterdir())) == 1
     assert replace(KEY, drafter_hash="", gamma=0).known
+
+
+def served(clock: FakeClock, together: bool = True) -> Models:
+    drafter = ServedDrafter(clock, 4, 0.001, 0.001, 0.0001) if together else TimedDrafter(clock, 4)
+    target = ServedTarget(clock, 1 / 1024, 1 / 4096, max_positions=2048)
+    return Models(target, None, drafter, Path())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["at once", "one by one"])
+def test_a_profile_for_many_requests_is_measured_once(store: ProfileStore, together: bool) -> None:
+    clock = FakeClock()
+    first = start_profile(served(clock, together), store, clock, requests=32)
+    assert first is not None
+    assert (first.table.requests[-1], first.table.spread[-1]) == (32 if together else 1, 32)
+    measured = clock.now
+    for requests in (32, 8, 1):
+        assert start_profile(served(clock, together), store, clock, requests) == first
+    assert clock.now == measured
+
+
+def test_a_profile_of_one_request_does_not_serve_many(store: ProfileStore) -> None:
+    clock = FakeClock()
+    alone = start_profile(served(clock), store, clock)
+    assert alone is not None
+    many = start_profile(served(clock), store, clock, requests=16)
+    assert many is not None
+    assert (alone.table.requests[-1], many.table.requests[-1]) == (1, 16)
+    assert {*alone.table.tokens} <= {*many.table.tokens}
+    assert start_profile(served(clock), store, clock) == many
+
+
+def test_targets_that_take_one_request_at_a_time_are_profiled_so(store: ProfileStore) -> None:
+    clock = FakeClock()
+    found = start_profile(fakes(clock), store, clock, requests=64)
+    assert found is not None
+    assert found.table.requests == (1,)
+    measured = clock.now
+    assert start_profile(fakes(clock), store, clock, requests=64) == found
+    assert clock.now == measured

@@ -55,6 +55,59 @@ def test_a_round_is_draft_and_verify_and_overhead() -> None:
     assert seconds.resolved
 
 
+SPREAD = replace(TABLE, contexts=(10, 100), spread=(1, 1, 2, 4), request_seconds=(0.1, 1.0))
+
+
+def test_another_request_costs_what_it_costs_at_equal_rows() -> None:
+    """Measured: 8 rows of 4 requests, 3 rows (between 2 and 4) of one and a half."""
+    assert SPREAD.verify(8, 8, 10, requests=4) == SPREAD.verify(8, 8, 10) == pytest.approx([4.0])
+    assert SPREAD.verify(8, 8, 10, requests=8) == pytest.approx([4.4])
+    assert SPREAD.verify(8, 8, 10, requests=1) == pytest.approx([3.7])
+    assert SPREAD.verify(3, 3, 10, requests=3) == pytest.approx([2.5 + 0.15])
+    assert SPREAD.verify(4, 4, 100, requests=4) == pytest.approx([4.0 + 2.0])
+    assert SPREAD.verify(8, 8, 55, requests=8) == pytest.approx([4.5 + 4 * 0.55])
+    assert SPREAD.verify(8, 8, 200, requests=5) == pytest.approx(SPREAD.verify(8, 8, 200) + 2.0)
+
+
+def test_beyond_the_last_size_requests_grow_with_rows() -> None:
+    assert SPREAD.verify(16, 16, 10, requests=8) == pytest.approx([8.0])
+    assert SPREAD.verify(7, 16, 10, requests=10)[-1] == pytest.approx(8.0 + 2 * 0.1)
+
+
+def test_a_round_is_that_of_its_requests() -> None:
+    seconds = SPREAD.round_seconds(requests=4, drafting=4, most=4, context=10)
+    assert seconds.plain == pytest.approx(2.0 + 2 * 0.1 + 0.05)
+    assert seconds.drafted[-1] == pytest.approx(4.0 + 0.4 + 0.05)
+
+
+def test_few_requests_cost_no_less_than_half_of_what_was_measured() -> None:
+    absurd = replace(SPREAD, request_seconds=(9.0, 9.0))
+    assert absurd.verify(8, 8, 10, requests=1) == pytest.approx([2.0])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"spread": ()}, "belong together"),
+        ({"request_seconds": ()}, "belong together"),
+        ({"spread": (1, 1)}, "2 entries for 4 sizes"),
+        ({"spread": (1, 3, 3, 3)}, "a row for each"),
+        ({"spread": (0, 1, 1, 1)}, "1 request or more"),
+        ({"request_seconds": (0.1,)}, "1 entries for 2 contexts"),
+        ({"request_seconds": (0.1, -1.0)}, "request_seconds at 100"),
+    ],
+)
+def test_spreads_that_cannot_be_are_refused(change: dict[str, tuple[float, ...]], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        replace(SPREAD, **change)
+
+
+def test_a_spread_survives_files_and_scaling() -> None:
+    assert CostTable.from_json(json.loads(json.dumps(SPREAD.to_json()))) == SPREAD
+    assert SPREAD.scaled(np.ones(4), 1.0, 0.0) == replace(SPREAD, overhead_seconds=0.0)
+    assert SPREAD.scaled(np.array([1.0, 4.0, 4.0, 1.0]), 1.0, 0.0).request_seconds == pytest.approx((0.2, 2.0))
+
+
 def resolved(table: CostTable, requests: int, most: int, context: float = 0) -> bool:
     return table.round_seconds(requests, requests, most, context).resolved
 

@@ -77,3 +77,13 @@ def test_impossible_timings_and_rates_are_refused() -> None:
     for every in (0, -1):
         with pytest.raises(ConfigError, match="publish_every is"):
             OnlineCost(TABLE, publish_every=every)
+
+
+def test_rows_of_as_many_requests_as_were_measured_teach_nothing_new() -> None:
+    """What a table says of 8 rows of 8 requests is no error of the table."""
+    table = CostTable((1, 8), (10,), ((1.0, 2.0),), (1,), (0.0,), spread=(1, 2), request_seconds=(0.1,))
+    cost = OnlineCost(table, rate=0.5, publish_every=1)
+    cost.observe(RoundTiming(8, 10, 0, 2.6, 0.0, 0.0, requests=8))
+    assert cost.table.verify_seconds == pytest.approx(np.array([[1.0, 2.0]]))
+    cost.observe(RoundTiming(8, 10, 0, 2.6, 0.0, 0.0))
+    assert cost.table.verify_seconds[0][1] > 2.1

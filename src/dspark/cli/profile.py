@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "dspark profile",
     "dspark profile --context 256 --context 1024 --plot cost.png --fresh",
+    "dspark profile --requests 16 --seconds 30",
     "dspark profile --drafter none --threads 1 --json",
 )
 SEED = 0
@@ -39,6 +40,9 @@ def profile(
             show_default=False,
         ),
     ] = None,
+    requests: Annotated[
+        int, typer.Option("--requests", metavar="N", min=1, help="Most requests at once; 1 is for decoding alone.")
+    ] = 64,
     threads: Annotated[
         int | None,
         typer.Option("--threads", metavar="N", min=1, help="Default: as torch chooses.", show_default=False),
@@ -66,6 +70,7 @@ def profile(
     from dspark.engine.start_profile import WORTH_KEEPING
     from dspark.evaluation.cost_figure import save_cost_figure
     from dspark.figures import load_matplotlib
+    from dspark.types import RaggedTarget
 
     if plot is not None:
         load_matplotlib()
@@ -74,7 +79,10 @@ def profile(
     with console.status(f"Loading {target} ...", quiet=json):
         models = open_models(target, drafter, "bf16" if dtype == "auto" else dtype)
     key = ProfileKey.of(models)
-    plan = full_plan(models.target.info, key.gamma, context or (), seconds)
+    alone = not isinstance(models.target, RaggedTarget)
+    plan = full_plan(models.target.info, key.gamma, context or (), seconds, 1 if alone else requests)
+    if alone and requests > 1:
+        console.note(f"{models.target.info.name} takes one request a forward: one is measured", quiet=json)
     found = _profile(models, key, plan, fresh, quiet=json)
     if plot is not None:
         save_cost_figure(found, plot, f"{models.target.info.name} on {key.processor}, {key.threads} threads")
@@ -135,11 +143,12 @@ def _limits(models: "Models", found: "RoundProfile") -> dict[str, int]:
 
 def _verification(found: "RoundProfile") -> "Table":
     costs = found.table
-    table = console.table("Verification", "tokens", *(f"after {context}" for context in costs.contexts), "per token")
+    contexts = (f"after {context}" for context in costs.contexts)
+    table = console.table("Verification", "tokens", "of requests", *contexts, "per token")
     for i, tokens in enumerate(costs.tokens):
         seconds = [row[i] for row in costs.verify_seconds]
         cells = [f"{_ms(s)} ± {row[i]:.0%}" for s, row in zip(seconds, found.verify_noise, strict=True)]
-        table.add_row(str(tokens), *cells, _ms(seconds[0] / tokens))
+        table.add_row(str(tokens), str(costs.spread[i] if costs.spread else 1), *cells, _ms(seconds[0] / tokens))
     return table
 
 
@@ -165,9 +174,24 @@ def _rounds(models: "Models", found: "RoundProfile", limits: dict[str, int]) -> 
     return [
         table,
         f"Drafts that pay, by the acceptance measured in training: {best}",
-        f"Drafting was timed for up to {found.table.requests[-1]} request at once; what larger batches would need is "
-        "extrapolated, and schedulers do not trim by it",
+        *_batches(found),
     ]
+
+
+def _batches(found: "RoundProfile") -> list[Any]:
+    """Drafting of many requests at once, and what is not known of more."""
+    costs = found.table
+    most = costs.requests[-1]
+    remark = (
+        f"Drafting was timed for up to {most} request{'s'[: most > 1]} at once; what larger batches would need is "
+        "extrapolated, and schedulers do not trim by it"
+    )
+    if most == 1:
+        return [remark]
+    table = console.table("Drafting whole blocks", "requests", "together", "per request")
+    for requests, seconds in zip(costs.requests, costs.draft_seconds, strict=True):
+        table.add_row(str(requests), _ms(seconds), _ms(seconds / requests))
+    return [table, remark]
 
 
 def _ms(seconds: float) -> str:

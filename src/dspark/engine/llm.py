@@ -57,7 +57,7 @@ class LLM:
         if len(strategies) == 1 and options.strategy == "auto":
             options = replace(options, strategy="none")
         self.codec: TextCodec = models[0][1].codec
-        if cost is None and (profile := start_profile(models[-1][1])) is not None:
+        if cost is None and (profile := start_profile(models[-1][1], requests=options.max_requests)) is not None:
             cost = profile.table
         self.core = EngineCore(models[0][1].target, strategies, options, cost, clock)
 

@@ -1,13 +1,15 @@
 """Measuring what rounds cost here: verification by tokens and context, a block by drafts, and the rest of a round.
 
-The work is that of the reference loop: one request, with the drafter's taps, logits of every row. More rows than a
-block has are measured as one forward, which is what a batch of requests will be.
+For one request the work is that of the reference loop, with the drafter's taps and logits of every row. A plan for many
+has the geometry of a serving engine (`served_work.py`): one ragged forward over the rows of several requests, blocks of
+all of them at once. Where the target cannot do that, more rows than a block has are one request's.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,21 +17,15 @@ from torch import Tensor
 from dspark.engine.profile_plan import ProfilePlan
 from dspark.engine.reference import ReferenceLoop
 from dspark.engine.round_profile import RoundProfile
+from dspark.engine.served_work import DraftPoint, ServedWork, VerifyPoint
 from dspark.engine.stopwatch import Clock
-from dspark.engine.timing_turns import Timings, common_noise, take_turns
+from dspark.engine.timing_turns import Timing, Timings, common_noise, take_turns
+from dspark.errors import ConfigError
 from dspark.scheduling.cost_table import CostTable
-from dspark.types import Cache, Drafter, SamplingParams, Target, TargetInfo, TargetOutput
+from dspark.types import Cache, Drafter, RaggedTarget, SamplingParams, Target, TargetInfo, TargetOutput
 
 OVERHEAD_ROUNDS = 2
 PREFILL_CHUNK = 512
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyPoint:
-    """A verification of `tokens` rows after `context` positions."""
-
-    context: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,7 @@ class BlockPoint:
     drafts: int
 
 
-Point = VerifyPoint | BlockPoint
+Point = VerifyPoint | BlockPoint | DraftPoint
 
 
 @torch.inference_mode()
@@ -56,17 +52,11 @@ def profile_rounds(
 
     `random` orders the measurements; `watch` is told the share of the budget that is spent.
     """
-    taps = () if drafter is None else drafter.info.target_layer_ids
-    fillings = [_Filled(target, taps, context, plan.tokens[-1]) for context in plan.contexts]
-    work: dict[Point, Callable[[], None]] = {
-        VerifyPoint(filled.context, tokens): _verification(filled, tokens)
-        for filled in fillings
-        for tokens in plan.tokens
-    }
+    work = (_served if plan.serving else _alone)(target, drafter, plan)
     if drafter is not None:
-        work |= _blocks(drafter, fillings[0].features, plan.drafts)
-    for filled in fillings:
-        filled.verify(plan.tokens[-1])  # warms up: the largest sizes the buffers that all others use
+        work |= _blocks(
+            drafter, _Filled(target, drafter.info.target_layer_ids, plan.contexts[0], 1).features, plan.drafts
+        )
     overhead = overhead_seconds(target, clock)
     timings = take_turns(work, plan.budget_seconds, random, clock, watch)
     return _profile(plan, timings, overhead, subject)
@@ -111,6 +101,34 @@ class _Filled:
         self._cache.rollback(self.context)
 
 
+def _alone(target: Target, drafter: Drafter | None, plan: ProfilePlan) -> dict[Point, Callable[[], None]]:
+    """Verification of all sizes as one request's."""
+    taps = () if drafter is None else drafter.info.target_layer_ids
+    fillings = [_Filled(target, taps, context, plan.tokens[-1]) for context in plan.contexts]
+    for filled in fillings:
+        filled.verify(plan.tokens[-1])  # warms up: the largest sizes the buffers that all others use
+    return {VerifyPoint(filled.context, n): _verification(filled, n) for filled in fillings for n in plan.tokens}
+
+
+def _served(target: Target, drafter: Drafter | None, plan: ProfilePlan) -> dict[Point, Callable[[], None]]:
+    """Verification and drafting as an engine of many requests does them."""
+    if not isinstance(target, RaggedTarget):
+        raise ConfigError(
+            f"{target.info.name} takes one request a forward: there is no batch of {plan.requests[-1]} to measure; "
+            "profile one request"
+        )
+    served = ServedWork(target, drafter, plan)
+    verification, drafting = served.verification(), served.drafting()
+    verification[max(verification, key=lambda point: (point.tokens, point.context))]()  # warms up: the largest of all
+    if drafting:
+        drafting[max(drafting, key=lambda point: point.requests)]()
+    return _together(verification, drafting)
+
+
+def _together(*parts: Mapping[Any, Callable[[], None]]) -> dict[Point, Callable[[], None]]:
+    return {point: piece for part in parts for point, piece in part.items()}
+
+
 def _verification(filled: _Filled, tokens: int) -> Callable[[], None]:
     return lambda: filled.verify(tokens)
 
@@ -134,17 +152,22 @@ def _blocks(drafter: Drafter, features: Tensor, drafts: Sequence[int]) -> dict[P
 
 
 def _profile(plan: ProfilePlan, timings: Timings[Point], overhead: float, subject: str) -> RoundProfile:
-    verify = [[timings.points[VerifyPoint(c, n)] for n in plan.tokens] for c in plan.contexts]
-    blocks = [timings.points[BlockPoint(count)] for count in plan.drafts]
+    points = timings.points
+    verify = [[points[VerifyPoint(c, n, plan.spread(n))] for n in plan.tokens] for c in plan.contexts]
+    blocks = [points[BlockPoint(count)] for count in plan.drafts]
+    batches = {count: points[DraftPoint(count)] for count in plan.requests if DraftPoint(count) in points}
+    owners = plan.owners()
     table = CostTable(
         tokens=plan.tokens,
         contexts=plan.contexts,
         verify_seconds=tuple(tuple(point.seconds for point in row) for row in verify),
-        requests=(1,),
-        draft_seconds=(blocks[-1].seconds if blocks else 0.0,),
+        requests=tuple(batches) or (1,),
+        draft_seconds=tuple(p.seconds for p in batches.values()) or (blocks[-1].seconds if blocks else 0.0,),
         overhead_seconds=overhead,
         noise=common_noise([point for row in verify for point in row]),
         subject=subject,
+        spread=() if owners is None else tuple(plan.spread(tokens) for tokens in plan.tokens),
+        request_seconds=() if owners is None else tuple(_further(plan, points, owners, c) for c in plan.contexts),
     )
     return RoundProfile(
         table=table,
@@ -154,6 +177,13 @@ def _profile(plan: ProfilePlan, timings: Timings[Point], overhead: float, subjec
         block_noise=tuple(point.noise for point in blocks),
         turns=timings.turns,
     )
+
+
+def _further(plan: ProfilePlan, points: Mapping[Point, Timing], owners: tuple[int, int], context: int) -> float:
+    """What one more owner of as many rows takes; never less than nothing, as noise would have it."""
+    rows, (few, many) = plan.requests[-1], owners
+    seconds = [points[VerifyPoint(context, rows, count)].seconds for count in owners]
+    return max((seconds[1] - seconds[0]) / (many - few), 0.0)
 
 
 class _WatchedTarget:

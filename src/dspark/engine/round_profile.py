@@ -1,6 +1,6 @@
-"""What rounds of one request cost on this machine, as a value: a `CostTable`, and the blocks shorter than gamma."""
+"""What rounds cost on this machine, as a value: a `CostTable`, and the blocks of one request shorter than gamma."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import isfinite
@@ -12,7 +12,7 @@ from dspark.errors import ConfigError, DsparkError, FormatError
 from dspark.scheduling.arrays import Floats
 from dspark.scheduling.cost_table import CostTable
 
-FORMAT = "dspark-round-profile-2"
+FORMAT = "dspark-round-profile-3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,11 @@ class RoundProfile:
         rounds: Floats = verify + drafting + self.table.overhead_seconds
         return rounds
 
+    def serves(self, requests: int, drafted_together: bool) -> bool:
+        """Whether it was measured for so many requests at once, their drafting included if that is done at once."""
+        known = self.table.requests[-1] if drafted_together else max(self.table.spread, default=1)
+        return known >= requests
+
     def resolved(self, most: int, context: float) -> bool:
         """Whether verifying 1 ... `most` + 1 tokens differs by more than the measurement's noise."""
         return self.table.round_seconds(1, 1, most, context).resolved
@@ -78,6 +83,8 @@ class RoundProfile:
             "verify_seconds": by_context[str(table.contexts[0])],
             "draft_seconds": _numbered(table.requests, table.draft_seconds),
             "draft_requests_measured": table.requests[-1],
+            "requests_by_tokens": _numbered(table.tokens, table.spread or (1,) * len(table.tokens)),
+            "request_seconds_by_context": _numbered(table.contexts, table.request_seconds) if table.spread else {},
             "verify_seconds_by_context": by_context,
             "block_seconds": _numbered(self.drafts, self.block_seconds),
             "overhead_seconds": table.overhead_seconds,
@@ -111,5 +118,5 @@ class RoundProfile:
             raise FormatError(f"a profile that cannot be: {error!r}; profile again") from error
 
 
-def _numbered(grid: tuple[int, ...], values: tuple[float, ...]) -> Mapping[str, float]:
+def _numbered(grid: Sequence[int], values: Sequence[float]) -> Mapping[str, float]:
     return {str(size): value for size, value in zip(grid, values, strict=True)}

@@ -7,13 +7,13 @@ from random import Random
 from dspark.engine.draft_limit import DraftLimit, draft_limit
 from dspark.engine.lookup_limit import lookup_limit
 from dspark.engine.models import Models
-from dspark.engine.profile_plan import start_plan
+from dspark.engine.profile_plan import served_start_plan, start_plan
 from dspark.engine.profile_store import ProfileKey, ProfileStore
 from dspark.engine.profiling import profile_rounds, step_seconds
 from dspark.engine.round_profile import RoundProfile
 from dspark.engine.row_seconds import row_seconds
 from dspark.engine.stopwatch import Clock
-from dspark.types import Drafter, DrafterInfo, SamplingParams, Target
+from dspark.types import BatchDrafter, Drafter, DrafterInfo, RaggedTarget, SamplingParams, Target
 
 WORTH_KEEPING = 0.05
 """A brief profile noisier than this is used, but measured again at the next start."""
@@ -22,19 +22,21 @@ SEED = 0
 
 
 def start_profile(
-    models: Models, store: ProfileStore | None = None, clock: Clock = time.perf_counter
+    models: Models, store: ProfileStore | None = None, clock: Clock = time.perf_counter, requests: int = 1
 ) -> RoundProfile | None:
     """The profile of `models` on this machine, measured in two to four seconds if there is none yet.
 
-    None where there is no drafter, no room in the target to measure a block, or no patience for its slow steps.
+    Of up to `requests` at once, where the target takes them in one forward: then in up to six seconds. None where there
+    is no drafter, no room in the target to measure a block, or no patience for its slow steps.
     """
     if models.drafter is None:
         return None
     store, key = store or ProfileStore(), ProfileKey.of(models)
+    requests = requests if isinstance(models.target, RaggedTarget) else 1
     kept = store.load(key)
-    if kept is not None:
+    if kept is not None and kept.serves(requests, isinstance(models.drafter, BatchDrafter)):
         return kept
-    profile = _measured(models.target, models.drafter, key.subject(), clock)
+    profile = _measured(models.target, models.drafter, key.subject(), clock, requests)
     if profile is not None and profile.table.noise <= WORTH_KEEPING:
         store.save(profile, key)
     return profile
@@ -66,6 +68,8 @@ def _limit(
     return replace(limit, lookup=lookup_limit(profile, info, params, limit, seconds_per_row))
 
 
-def _measured(target: Target, drafter: Drafter, subject: str, clock: Clock) -> RoundProfile | None:
-    plan = start_plan(target.info, drafter.info.gamma, step_seconds(target, clock))
+def _measured(target: Target, drafter: Drafter, subject: str, clock: Clock, requests: int = 1) -> RoundProfile | None:
+    info, gamma, step = target.info, drafter.info.gamma, step_seconds(target, clock)
+    served = served_start_plan(info, gamma, step, requests) if requests > 1 else None
+    plan = served or start_plan(info, gamma, step)
     return None if plan is None else profile_rounds(target, drafter, plan, Random(SEED), clock, subject=subject)

@@ -16,6 +16,9 @@ from dspark.scheduling.cost import RoundSeconds
 
 FORMAT = "dspark-cost-table-1"
 
+LEAST_SHARE = 0.5
+"""Rows of fewer requests than were measured cost no less than this of what was measured, whatever noise says."""
+
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
@@ -27,6 +30,10 @@ class CostTable:
     at the next measured size, as captured graphs do; otherwise times are linear between measured points. Beyond the
     last point, time grows in proportion (rows, requests) or with the last slope (context). `subject` names what was
     measured: hardware, models, versions, settings.
+
+    tokens[k] rows were those of spread[k] requests, and at contexts[i] every further request that as many rows belong
+    to takes request_seconds[i]: it has keys and values of its own to be read. Without these two, whose the rows are
+    makes no difference.
 
     Raises:
         ConfigError: a field cannot be, or the curve has holes; the message names it.
@@ -41,9 +48,12 @@ class CostTable:
     noise: float = 0.0
     padded: bool = False
     subject: str = ""
+    spread: tuple[int, ...] = ()
+    request_seconds: tuple[float, ...] = ()
     _verify: Floats = field(init=False, repr=False, compare=False)
     _rise: Floats = field(init=False, repr=False, compare=False)
     _draft: Floats = field(init=False, repr=False, compare=False)
+    _spread: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, grid in (("tokens", self.tokens), ("contexts", self.contexts), ("requests", self.requests)):
@@ -56,12 +66,26 @@ class CostTable:
         for name, number in (("overhead_seconds", self.overhead_seconds), ("noise", self.noise)):
             if not 0 <= number < np.inf:
                 raise ConfigError(f"{name} is {number}; expected a number of 0 or more")
+        self._check_spread()
         every = np.arange(self.tokens[-1] + 1)
+        object.__setattr__(self, "_spread", _dense(every, self.tokens, self.spread or self.tokens, self.padded))
         rows = [_dense(every, self.tokens, row, self.padded) for row in self.verify_seconds]
         object.__setattr__(self, "_verify", np.array(rows))
         object.__setattr__(self, "_rise", np.diff(self._verify, axis=0))
         every = np.arange(self.requests[-1] + 1)
         object.__setattr__(self, "_draft", _dense(every, self.requests, self.draft_seconds, self.padded))
+
+    def _check_spread(self) -> None:
+        if bool(self.spread) != bool(self.request_seconds):
+            raise ConfigError("spread and request_seconds belong together: give both or none")
+        if self.spread and len(self.spread) != len(self.tokens):
+            raise ConfigError(f"spread has {len(self.spread)} entries for {len(self.tokens)} sizes")
+        if any(not 1 <= requests <= tokens for requests, tokens in zip(self.spread, self.tokens, strict=False)):
+            raise ConfigError(
+                f"spread is {self.spread}; expected 1 request or more, and a row for each, of {self.tokens}"
+            )
+        if self.request_seconds:
+            _check_curve("request_seconds", self.request_seconds, self.contexts, "contexts", allow_zero=True)
 
     @classmethod
     def from_steps_per_second(cls, sps: dict[int, float]) -> "CostTable":
@@ -76,14 +100,24 @@ class CostTable:
         tokens = tuple(sorted(sps))
         return cls(tokens, (0,), (tuple(1 / sps[b] for b in tokens),), (1,), (0.0,))
 
-    def verify(self, first: int, last: int, context: float = 0.0) -> Floats:
-        """Seconds of verifying `first` ... `last` tokens."""
-        seconds = self._at_context(slice(first, last + 1), context)
+    def verify(self, first: int, last: int, context: float = 0.0, requests: int | None = None) -> Floats:
+        """Seconds of verifying `first` ... `last` tokens; of as many `requests` as were measured if None."""
+        seconds: Floats = self._at_context(slice(first, last + 1), context)
         end = self.tokens[-1]
-        if last <= end:
-            return seconds
         beyond = np.arange(max(first, end + 1), last + 1) / end
-        return np.concatenate([seconds, beyond * self._at_context(slice(end, None), context)])
+        if len(beyond):
+            seconds = np.concatenate([seconds, beyond * self._at_context(slice(end, None), context)])
+        if requests is None or not self.spread:
+            return seconds
+        spread = np.concatenate([self._spread[first : last + 1], beyond * self._spread[-1]])
+        further = self._request_seconds(context) * (requests - spread)
+        seconds += np.maximum(further, (LEAST_SHARE - 1) * seconds)
+        return seconds
+
+    def _request_seconds(self, context: float) -> float:
+        """What a further request adds at equal rows: in proportion to the context beyond the last of several."""
+        beyond = max(context / self.contexts[-1], 1.0) if len(self.contexts) > 1 else 1.0
+        return float(np.interp(context, self.contexts, self.request_seconds)) * beyond
 
     def _at_context(self, tokens: slice, context: float) -> Floats:
         """The dense curve between or beyond the measured contexts: never cheaper beyond the last."""
@@ -109,7 +143,7 @@ class CostTable:
         More requests than were timed drafting together are taken to draft one after another, which they always can: a
         bound, and no ground for trimming. Drafting that takes no time is known at any size.
         """
-        verify = self.verify(requests, requests + most, context)
+        verify = self.verify(requests, requests + most, context, requests)
         plain = float(verify[0]) + self.overhead_seconds
         measured = drafting <= self.requests[-1] or self.draft_seconds[-1] == 0
         resolved = measured and self._resolved(verify, requests, context)
@@ -131,10 +165,21 @@ class CostTable:
         return bool(curve.max() >= curve.min() * least)
 
     def scaled(self, verify: Floats, draft: float, overhead_seconds: float) -> "CostTable":
-        """This table with the verify times of each size multiplied by `verify` [tokens], draft times by `draft`."""
+        """This table with the verify times of each size multiplied by `verify` [tokens], draft times by `draft`.
+
+        What a further request takes goes with the mean of `verify`.
+        """
         rows = tuple(tuple(float(s) for s in np.asarray(row) * verify) for row in self.verify_seconds)
         drafts = tuple(seconds * draft for seconds in self.draft_seconds)
-        return replace(self, verify_seconds=rows, draft_seconds=drafts, overhead_seconds=overhead_seconds)
+        level = float(np.exp(np.mean(np.log(verify))))
+        further = tuple(seconds * level for seconds in self.request_seconds)
+        return replace(
+            self,
+            verify_seconds=rows,
+            draft_seconds=drafts,
+            overhead_seconds=overhead_seconds,
+            request_seconds=further,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that `from_json` turns into an equal table."""

@@ -18,6 +18,8 @@ LARGEST_STEP = math.log(2)
 class RoundTiming:
     """Measured seconds of one round that verified `tokens` rows, anchors included, with `drafting` requests drafting.
 
+    `requests` says whose the rows were; None where that is not known.
+
     Raises:
         ConfigError: a time is negative or not finite, or verification took none.
     """
@@ -28,6 +30,7 @@ class RoundTiming:
     verify_seconds: float
     draft_seconds: float
     overhead_seconds: float
+    requests: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("verify_seconds", "draft_seconds", "overhead_seconds"):
@@ -68,7 +71,7 @@ class OnlineCost:
     def observe(self, timing: RoundTiming) -> None:
         """Learn from one round."""
         near = self._shares(timing.tokens)
-        known = math.log(self._measured.verify(timing.tokens, timing.tokens, timing.context)[0])
+        known = math.log(self._measured.verify(timing.tokens, timing.tokens, timing.context, timing.requests)[0])
         error = _clipped(math.log(timing.verify_seconds) - known - float(near @ self._log_verify))
         self._log_verify += self._rate * error * (0.5 + 0.5 * near)
         drafting = self._measured.draft(timing.drafting)
