@@ -56,7 +56,7 @@ def test_rank_zero_is_dflash():
     assert set(module.state_dict()) == set(DFlash(DFLASH, shared()[0]).state_dict())
     logits, confidences = walk(module, [2, 9, 9, 30])
     block = module.begin(2, opened(module))
-    torch.testing.assert_close(torch.stack(logits), block.base_logits)
+    torch.testing.assert_close(torch.stack(logits), module.base_logits(block.hidden))
     assert set(confidences) == {None}
     with pytest.raises(ConfigError, match="no latents"):
         module.markov_latents(block.hidden[None], torch.zeros(1, 4, dtype=torch.long))

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from dspark.errors import CapacityError
-from dspark.nn.pages import PAGE, PagedCache, PagePool, PageTable, pages_for
+from dspark.errors import CapacityError, CompatibilityError
+from dspark.nn.pages import PAGE, PagedCache, PageLayout, PagePool, PageTable, pages_for
 
 LAYERS, KV_HEADS, WIDTH = 3, 2, 4
 
 
 def pool(pages=6, dtype=torch.float32):
-    return PagePool(pages, LAYERS, KV_HEADS, WIDTH, dtype)
+    return PagePool(pages, LAYERS, KV_HEADS, WIDTH, dtype=dtype)
 
 
 def table(*pages, most=8):
@@ -36,6 +36,39 @@ def test_written_rows_are_read_at_their_positions_and_nothing_else_moves():
 def test_a_page_counts_the_bytes_of_all_layers():
     assert pool().page_bytes == LAYERS * 2 * KV_HEADS * PAGE * WIDTH * 4
     assert pool(dtype=torch.bfloat16).page_bytes == LAYERS * 2 * KV_HEADS * PAGE * WIDTH * 2
+
+
+def test_only_compiled_kernels_write_their_layouts():
+    for layout in (PageLayout.VECTORS, PageLayout.TILES):
+        memory = PagePool(1, LAYERS, KV_HEADS, WIDTH, layout)
+        with pytest.raises(CompatibilityError, match=f"these pages hold {layout.value}"):
+            memory.write(torch.tensor([0]), 0, torch.arange(1), torch.zeros(1, 2 * KV_HEADS, WIDTH))
+
+
+def test_tiles_pad_heads_to_whole_tiles_of_bfloat16():
+    memory = PagePool(1, LAYERS, KV_HEADS, WIDTH, PageLayout.TILES)
+    assert memory.page_bytes == LAYERS * 2 * KV_HEADS * PAGE * 32 * 2
+    assert memory.read(torch.tensor([0]), 0)[0].shape == (KV_HEADS, PAGE, WIDTH)
+
+
+def test_pools_fit_whoever_makes_such_pools():
+    assert pool(1).fits(pool(0))
+    assert not pool(1).fits(pool(0, torch.bfloat16))
+    assert not pool(1).fits(PagePool(0, LAYERS, KV_HEADS, WIDTH, PageLayout.VECTORS))
+    assert not pool(1).fits(PagePool(0, LAYERS, KV_HEADS, WIDTH + 1))
+
+
+def test_a_block_may_pass_the_limit_but_not_the_pages():
+    cache = PagedCache(pool(), table(0, 1), limit=20)
+    cache.length = 20
+    assert cache.room_for(12) == 32
+    with pytest.raises(CapacityError, match="a block of 13 does not fit behind 20 positions"):
+        cache.room_for(13)
+
+
+def test_something_else_than_a_pool_is_refused():
+    with pytest.raises(CompatibilityError, match="found a object, expected pages"):
+        PagedCache(object(), table(0))
 
 
 @pytest.mark.parametrize(("positions", "pages"), [(0, 0), (1, 1), (16, 1), (17, 2), (32, 2)])

@@ -61,13 +61,13 @@ def test_many_requests_at_once_are_as_each_alone(variant):
         target.forward(TOKENS[:first], one)
         target.forward(TOKENS[:first], other)
     tokens = torch.tensor([7, 22, 41])
-    output = target.forward_each(tokens, together, TAPS)
+    output = target.forward_ragged(tokens, together, [1, 1, 1], TAPS)
     expected = [target.forward(token[None], cache, TAPS) for token, cache in zip(tokens, alone, strict=True)]
     torch.testing.assert_close(output.last_hidden, torch.cat([e.last_hidden for e in expected]), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(output.features, torch.cat([e.features for e in expected]), atol=1e-5, rtol=1e-4)
     assert [cache.length for cache in together] == [7, 2, 10]
     with pytest.raises(CapacityError, match="1 more tokens"):
-        target.forward_each(tokens, together)
+        target.forward_ragged(tokens, together, [1, 1, 1])
     assert [cache.length for cache in together] == [7, 2, 10]
 
 

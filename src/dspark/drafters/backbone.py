@@ -19,8 +19,10 @@ from dspark.drafters.convolution import build_convolution
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.hyper_connection import build_residual, merge_streams, split_streams
 from dspark.drafters.mlp import MixtureOfExperts, build_mlp
+from dspark.errors import CompatibilityError
 from dspark.nn.linear import LinearKernel
 from dspark.nn.norm import RMSNorm
+from dspark.nn.pages import PagedCache, PagePool, pages_for
 from dspark.nn.rope import Rotary
 from dspark.types import Cache
 
@@ -161,35 +163,74 @@ class DFlash(DrafterModule):
         blocks = self.embed_blocks(anchor_ids, layout.gamma)
         return self.run_blocks(blocks, layout.block_positions(), attends)
 
-    def new_cache(self, capacity: int) -> DraftCache:
-        """Empty context K/V for up to `capacity` committed positions."""
-        return DraftCache(self.config, capacity, self.config.block_size, self.norm.weight)
+    def new_cache(self, capacity: int) -> DraftCache | PagedCache:
+        """Empty context K/V for up to `capacity` committed positions, and room for a block behind them."""
+        block = self.config.block_size
+        if self.compiled is not None:
+            return PagedCache.alone(self.compiled.new_pages(pages_for(capacity + block)), capacity)
+        return DraftCache(self.config, capacity, block, self.norm.weight)
 
-    @torch.no_grad()
+    def new_pages(self, pages: int) -> PagePool:
+        """Memory for `pages` pages of context K/V, which the caches of many requests share."""
+        if self.compiled is not None:
+            return self.compiled.new_pages(pages)
+        config, like = self.config, self.norm.weight
+        shape = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        return PagePool(pages, *shape, dtype=like.dtype, device=like.device)
+
+    def _own(self, cache: Cache) -> DraftCache | PagedCache:
+        """`cache` itself. Raises CompatibilityError unless it is of this drafter as it stands."""
+        if isinstance(cache, PagedCache) and cache.pool.fits(self.new_pages(0)):
+            return cache
+        if self.compiled is not None or isinstance(cache, PagedCache):
+            raise CompatibilityError("found a cache of another model, or one opened before this drafter was packed")
+        return DraftCache.own(cache, self.config)
+
     def extend(self, features: Tensor, cache: Cache) -> None:
         """Append the context K/V of the next T positions, from their features [T, m * d]; earlier ones stay."""
-        own = DraftCache.own(cache, self.config)
-        if self.compiled is not None:
-            self.compiled.extend(features, own)
-            return
-        context = self.context(features)
-        rope = self.rotary.at(torch.tensor(own.reserve(len(features)), device=self.device))
-        for index, layer in enumerate(self.draft_layers()):
-            own.append(index, *layer.self_attn.keys_values(context, rope))
-        own.length += len(features)
+        self.extend_ragged(features, [cache], [len(features)])
 
     @torch.no_grad()
-    def block_states(self, anchor: int, cache: DraftCache, gamma: int) -> Tensor:
-        """Hidden states [gamma, d] of the block whose anchor stands at position `cache.length`."""
-        device = self.device
-        blocks = self.embed_blocks(torch.tensor([anchor], device=device), gamma)
+    def extend_ragged(self, features: Tensor, caches: Sequence[Cache], counts: Sequence[int]) -> None:
+        """Append the context K/V of the next `counts[i]` positions to `caches[i]`, from features [N, m * d] in order.
+
+        Raises:
+            CapacityError: positions do not fit a cache; none has changed then.
+            CompatibilityError: a cache is not of this drafter.
+        """
+        own = [self._own(cache) for cache in caches]
         if self.compiled is not None:
-            hidden: Tensor = self.norm(self.compiled.block(blocks[0], cache))
+            self.compiled.extend(features, [cache for cache in own if isinstance(cache, PagedCache)], counts)
+            return
+        for cache, count in zip(own, counts, strict=True):
+            cache.reserve(count)
+        for cache, rows in zip(own, features.split_with_sizes(list(counts)), strict=True):
+            self._extend(rows, cache)
+
+    def _extend(self, features: Tensor, cache: DraftCache | PagedCache) -> None:
+        end = cache.length + len(features)
+        context = self.context(features)
+        rope = self.rotary.at(torch.arange(cache.length, end, device=self.device))
+        for index, layer in enumerate(self.draft_layers()):
+            cache.append(index, *layer.self_attn.keys_values(context, rope))
+        cache.length = end
+
+    @torch.no_grad()
+    def blocks_states(self, anchors: Sequence[int], caches: Sequence[Cache], gamma: int) -> Tensor:
+        """Hidden states [B, gamma, d] of the blocks whose anchors stand at the positions `length` of their caches."""
+        own = [self._own(cache) for cache in caches]
+        blocks = self.embed_blocks(torch.tensor(list(anchors), device=self.device), gamma)
+        if self.compiled is not None:
+            paged = [cache for cache in own if isinstance(cache, PagedCache)]
+            hidden: Tensor = self.norm(self.compiled.blocks(blocks, paged))
             return hidden
-        positions = cache.length + torch.arange(gamma, device=device)
-        first = 0 if self.config.sliding_window is None else max(0, cache.length - self.config.sliding_window)
-        attends = [
-            attend_cached(k[:, first:], v[:, first:], cache.length - first)
-            for k, v in zip(cache.keys, cache.values, strict=True)
-        ]
-        return self.run_blocks(blocks, positions[None], attends)[0]
+        return torch.cat([self._block_states(x[None], cache) for x, cache in zip(blocks, own, strict=True)])
+
+    def _block_states(self, x: Tensor, cache: DraftCache | PagedCache) -> Tensor:
+        """[1, G, d] of one embedded block [1, G, d]."""
+        length, gamma, window = cache.length, x.shape[1], self.config.sliding_window
+        positions = length + torch.arange(gamma, device=self.device)
+        first = 0 if window is None else max(0, length - window)
+        end = cache.room_for(gamma)
+        attends = [attend_cached(*cache.read(layer, first, end), length - first) for layer in range(len(self.layers))]
+        return self.run_blocks(x, positions[None], attends)

@@ -43,11 +43,19 @@ class DraftCache:
             )
         return range(self.length, self.length + tokens)
 
+    def room_for(self, tokens: int) -> int:
+        """The end of a block of `tokens`, at most `scratch`, behind the context."""
+        return self.length + tokens
+
     def append(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write keys and values [T, K, h] of one layer behind the current length, which stays as it is."""
         end = self.length + len(key)
         self.keys[layer, :, self.length : end] = key.transpose(0, 1)
         self.values[layer, :, self.length : end] = value.transpose(0, 1)
+
+    def read(self, layer: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Views of keys and values, each [K, `last` - `first`, h], of positions `first` ... `last` - 1."""
+        return self.keys[layer, :, first:last], self.values[layer, :, first:last]
 
     def rollback(self, length: int) -> None:
         """Keep the first `length` positions."""

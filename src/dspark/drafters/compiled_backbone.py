@@ -1,20 +1,22 @@
-"""The DFlash backbone in compiled calls, for inference: one for a block, one for all layers' context K/V.
+"""The DFlash backbone in compiled calls, for inference: one for all blocks, one for all layers' context K/V.
 
-Shapes: G slots (gamma), T context tokens, m taps, d width.
+Shapes: B blocks, G slots (gamma), N context tokens of all requests, m taps, d width.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dspark.drafters.cache import DraftCache
 from dspark.drafters.mlp import DraftMLP
 from dspark.nn.compiled.context import CompiledContext
 from dspark.nn.compiled.linear import CompiledKernel, CompiledLinear
-from dspark.nn.compiled.stack import CompiledStack, StackCache, StackLayer, StackShape
+from dspark.nn.compiled.rows import block_rows, next_rows
+from dspark.nn.compiled.stack import CompiledStack, StackLayer, StackShape
 from dspark.nn.linear import LinearKernel
 from dspark.nn.norm import RMSNorm
+from dspark.nn.pages import PagedCache, PagePool
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,17 +44,23 @@ class CompiledBackbone:
             rotary=backbone.rotary,
         )
 
-    def block(self, x: Tensor, cache: DraftCache) -> Tensor:
-        """Output [G, d] of the last layer for an embedded block `x` [G, d] behind the context of `cache`."""
-        own = StackCache(cache.keys, cache.values)
-        return self._stack.run(x, own.places(cache.length, len(x), visible=cache.length + len(x)))
+    def new_pages(self, pages: int) -> PagePool:
+        """Context keys and values in the layout of the compiled calls."""
+        return self._stack.new_pages(pages)
 
-    def extend(self, features: Tensor, cache: DraftCache) -> None:
-        """Write keys and values of `features` [T, m d] behind those of `cache`, whose length grows by T."""
-        positions = cache.reserve(len(features))
-        own = StackCache(cache.keys, cache.values)
-        self._context.extend(features, own.places(positions.start, len(positions)))
-        cache.length = positions.stop
+    def blocks(self, x: Tensor, caches: Sequence[PagedCache]) -> Tensor:
+        """Output [B, G, d] of the last layer for embedded blocks `x` [B, G, d], each behind its cache's context."""
+        width = x.shape[1]
+        for cache in caches:
+            cache.room_for(width)
+        return self._stack.run(x.flatten(0, 1), block_rows(caches, width), block=width).view_as(x)
+
+    def extend(self, features: Tensor, caches: Sequence[PagedCache], counts: Sequence[int]) -> None:
+        """Write keys and values of the next `counts[i]` rows of `features` [N, m d] behind `caches[i]`, which grow."""
+        ends = [cache.reserve(count) for cache, count in zip(caches, counts, strict=True)]
+        self._context.extend(features, next_rows(caches, counts))
+        for cache, end in zip(caches, ends, strict=True):
+            cache.length = end
 
 
 def compiled_backbone(backbone: "DFlash", kernel: LinearKernel) -> CompiledBackbone | None:

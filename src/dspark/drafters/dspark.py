@@ -3,18 +3,22 @@
 Shapes: A blocks, G slots (gamma), T context tokens, d width, m taps, R rank, V vocabulary, V_draft draft vocabulary.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from dspark.core.factored_logits import FactoredLogits
 from dspark.drafters.backbone import DFlash
-from dspark.drafters.cache import DraftCache
 from dspark.drafters.confidence import ConfidenceHead
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.drafter_module import check_shared
 from dspark.drafters.heads import MarkovHead, build_head, choose_among
 from dspark.errors import ConfigError
 from dspark.types import NOT_RECORDED, Acceptance, Cache, DrafterInfo
+
+HEAD_ROWS = 64
+"""Rows that the LM head multiplies at once while drafting: its weights are read once for them, its logits stay few."""
 
 
 class DSpark(DFlash):
@@ -96,34 +100,59 @@ class DSpark(DFlash):
 
         Raises ConfigError when `gamma` is not in [1, block_size].
         """
-        gamma = self.config.block_size if gamma is None else gamma
+        return DSparkBlock(self.begin_each([anchor], [cache], self.config.block_size if gamma is None else gamma))
+
+    def begin_each(self, anchors: Sequence[int], caches: Sequence[Cache], gamma: int) -> "DSparkBlocks":
+        """`begin` for B requests in one pass over the backbone.
+
+        Raises:
+            ConfigError: `gamma` is not in [1, block_size].
+            CapacityError: a block does not fit the pages of its request.
+        """
         if not 1 <= gamma <= self.config.block_size:
             raise ConfigError(f"gamma {gamma} is outside [1, {self.config.block_size}], the drafter's block size")
-        return DSparkBlock(self, self.block_states(anchor, DraftCache.own(cache, self.config), gamma))
+        return DSparkBlocks(self, self.blocks_states(anchors, caches, gamma))
 
 
-class DSparkBlock:
-    """One block being drafted left to right: hidden [gamma, d] is known, the sequential head takes its steps."""
+class DSparkBlocks:
+    """B blocks being drafted left to right: `hidden` [B, gamma, d] is known, the sequential head takes its steps."""
 
     def __init__(self, drafter: DSpark, hidden: Tensor) -> None:
         self.hidden = hidden
         self._drafter = drafter
-        with torch.no_grad():
-            self.base_logits = drafter.base_logits(hidden)
+        self._base = hidden.new_empty(len(hidden), 0, 0)  # logits of the slots `_first` ... `_ahead` - 1
+        self._first = self._ahead = 0
         self._state: Tensor | None = None
         self._slot = 0
 
     @torch.no_grad()
-    def step(self, previous: int) -> tuple[Tensor, float | None]:
-        """(float32 logits [V_draft] of the next slot, its confidence logit) given the token before it."""
-        slot = slice(self._slot, self._slot + 1)  # a matrix of one row, because packed products take no vectors
-        hidden, logits = self.hidden[slot], self.base_logits[slot]
-        token = torch.tensor([previous], device=hidden.device)
-        head = self._drafter.markov_head
-        embedded = None if head is None else head.embed(token)
+    def step(self, previous: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(float32 logits [B, V_draft] of the next slots, their confidence logits [B]) given the tokens before [B]."""
+        hidden, logits, head = self.hidden[:, self._slot], self._base_logits(), self._drafter.markov_head
+        embedded = None if head is None else head.embed(previous.to(hidden.device))
         if head is not None and embedded is not None:
             latent, self._state = head.step(hidden, embedded, self._state)
             logits = self._drafter.biased(logits, head, latent)
         confidence = self._drafter.confidence_of(hidden, embedded)
         self._slot += 1
-        return logits[0].float(), None if confidence is None else float(confidence)
+        return logits.float(), confidence
+
+    def _base_logits(self) -> Tensor:
+        """[B, V_draft] of the slot, computed for as many slots together as keep the head's product narrow."""
+        if self._slot == self._ahead:
+            self._first, self._ahead = self._slot, self._slot + max(HEAD_ROWS // len(self.hidden), 1)
+            self._base = self._drafter.base_logits(self.hidden[:, self._first : self._ahead])
+        return self._base[:, self._slot - self._first]
+
+
+class DSparkBlock:
+    """One block being drafted: `DSparkBlocks` of a single request."""
+
+    def __init__(self, blocks: DSparkBlocks) -> None:
+        self.hidden = blocks.hidden[0]
+        self._blocks = blocks
+
+    def step(self, previous: int) -> tuple[Tensor, float | None]:
+        """(float32 logits [V_draft] of the next slot, its confidence logit) given the token before it."""
+        logits, confidence = self._blocks.step(torch.tensor([previous]))
+        return logits[0], None if confidence is None else float(confidence)

@@ -94,7 +94,7 @@ def _rounds(drafter: DSpark, vectors: Tensors) -> Tensors:
         drafter.extend(features[cache.length : position], cache)
         anchor = int(tokens[position])
         block = drafter.begin(anchor, cache)
-        outputs = {"hidden": block.hidden, "base_logits": block.base_logits}
+        outputs = {"hidden": block.hidden, "base_logits": drafter.base_logits(block.hidden)}
         outputs |= _draft_greedily(block, anchor, drafter.config.block_size)
         computed |= {f"round{index}.{name}": tensor for name, tensor in outputs.items()}
     return computed

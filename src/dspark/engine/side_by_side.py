@@ -81,7 +81,7 @@ class SideBySide:
         """[B, d]."""
         last, target = as_ids([slot.output.token_ids[-1] for slot in running]), self._target
         if isinstance(target, NativeTarget):
-            return target.forward_each(last, [slot.cache for slot in running]).last_hidden
+            return target.forward_ragged(last, [slot.cache for slot in running], [1] * len(running)).last_hidden
         steps = (target.forward(last[i : i + 1], slot.cache) for i, slot in enumerate(running))
         return torch.cat([step.last_hidden for step in steps])
 

@@ -24,9 +24,9 @@ from dspark.engine.request import max_drafts
 from dspark.engine.result import GenerationResult, Times
 from dspark.engine.stops import Detokeniser, Output
 from dspark.errors import ConfigError
-from dspark.evaluation.target_text import BatchTarget, Question, TargetText
+from dspark.evaluation.target_text import Question, TargetText
 from dspark.evaluation.text_store import TextStore
-from dspark.types import SamplingParams, as_ids
+from dspark.types import RaggedTarget, SamplingParams, as_ids
 
 CHUNK = 32
 """Anchors whose logits over the draft vocabulary are held at a time."""
@@ -59,7 +59,7 @@ class Replay:
             )
 
     @property
-    def target(self) -> BatchTarget:
+    def target(self) -> RaggedTarget:
         """The target that wrote the texts."""
         return self.store.writer.target
 

@@ -5,7 +5,6 @@ Shapes: P prompt tokens, n text tokens, S = P + n - 1 positions that the target 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,13 +19,7 @@ from dspark.engine.sampler import RequestSampler
 from dspark.engine.stops import Detokeniser, Output
 from dspark.errors import CapacityError, CompatibilityError, ConfigError
 from dspark.evaluation.agreement import NEAR_TIE
-from dspark.types import Cache, SamplingParams, Target, TargetInfo, TargetOutput, as_ids
-
-
-class BatchTarget(Target, Protocol):
-    """A target that takes one token of each of many requests in one forward."""
-
-    def forward_each(self, token_ids: Tensor, caches: Sequence[Cache], taps: Sequence[int] = ()) -> TargetOutput: ...
+from dspark.types import Cache, RaggedTarget, SamplingParams, TargetInfo, as_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +63,7 @@ class TextWriter:
     A text is the one that the loop without a drafter decodes with the same seed: the same sampler draws it.
     """
 
-    target: BatchTarget
+    target: RaggedTarget
     taps: tuple[int, ...]
     overhang: int
 
@@ -111,7 +104,9 @@ class TextWriter:
 
     def _step(self, answers: "list[_Answer]") -> None:
         last = as_ids([answer.token_ids[-1] for answer in answers])
-        output = self.target.forward_each(last, [answer.prompt.cache for answer in answers], self.taps)
+        output = self.target.forward_ragged(
+            last, [answer.prompt.cache for answer in answers], [1] * len(answers), self.taps
+        )
         logits = self.target.logits(output.last_hidden)
         for row, answer in enumerate(answers):
             answer.features.append(output.features[row : row + 1])

@@ -4,12 +4,13 @@ Shapes: P pages, L layers, K key/value heads, h head width, T positions.
 """
 
 from collections.abc import Sequence
+from enum import Enum
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.errors import CapacityError
+from dspark.errors import CapacityError, CompatibilityError
 from dspark.types import Pages
 
 PAGE = 16
@@ -21,8 +22,26 @@ def pages_for(positions: int) -> int:
     return -(-positions // PAGE)
 
 
+class PageLayout(Enum):
+    """How numbers stand in a cell, the keys or values of one layer and head at the positions of a page.
+
+    ROWS as torch wants them, [PAGE, h]. The others are made for compiled kernels: for VECTORS keys are [h, PAGE], so
+    that a vector holds positions; for TILES all stand in pairs, as a matrix unit takes them, and h is padded.
+    """
+
+    ROWS = "rows"
+    VECTORS = "vectors"
+    TILES = "tiles"
+
+
+_TILE_WIDTH = 32
+
+
 class PagePool:
-    """Keys, then values, of all layers: `data` [P, L, 2K, PAGE, h], allocated once."""
+    """Keys, then values, of all layers: `data` [P, L, 2K, PAGE, h], allocated once; `layout` orders the last two axes.
+
+    TILES are bfloat16, VECTORS float32, ROWS of any `dtype`.
+    """
 
     def __init__(
         self,
@@ -30,28 +49,54 @@ class PagePool:
         layers: int,
         kv_heads: int,
         head_width: int,
+        layout: PageLayout = PageLayout.ROWS,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
     ) -> None:
         self.pages = pages
+        self.layout = layout
         self.shape = (layers, kv_heads, head_width)
+        if layout is PageLayout.TILES:
+            head_width, dtype = -(-head_width // _TILE_WIDTH) * _TILE_WIDTH, torch.bfloat16
         # Zeros, because what a page holds behind its positions may be multiplied by zero, and must be finite for that.
         self.data = torch.zeros((pages, layers, 2 * kv_heads, PAGE, head_width), dtype=dtype, device=device)
+        self.address: int = self.data.data_ptr()
 
     @property
     def page_bytes(self) -> int:
         """Size of a page, all layers together."""
         return self.data[:1].numel() * self.data.element_size()
 
+    def fits(self, other: "PagePool") -> bool:
+        """Whether whoever made `other` could have made this pool."""
+        return (self.shape, self.layout, self.data.dtype) == (other.shape, other.layout, other.data.dtype)
+
     def write(self, ids: Tensor, layer: int, positions: Tensor, rows: Tensor) -> None:
-        """Store `rows` [T, 2K, h] of `positions` [T] of a request whose pages are `ids`."""
+        """Store `rows` [T, 2K, h] of `positions` [T] of a request whose pages are `ids`; only in ROWS.
+
+        Raises CompatibilityError for other layouts, which compiled kernels write.
+        """
+        if self.layout is not PageLayout.ROWS:
+            raise CompatibilityError(f"these pages hold {self.layout.value}, which compiled kernels alone can write")
         self.data[ids[positions // PAGE], layer, :, positions % PAGE] = rows.to(self.data.dtype)
 
     def read(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values, each [K, len(ids) * PAGE, h], gathered from pages `ids`."""
-        both = self.data[ids, layer].transpose(0, 1).flatten(1, 2)
-        keys, values = both.chunk(2)
-        return keys, values
+        keys, values = (self._rows(cells, index) for index, cells in enumerate(self.data[ids, layer].chunk(2, dim=1)))
+        return keys.transpose(0, 1).flatten(1, 2), values.transpose(0, 1).flatten(1, 2)
+
+    def _rows(self, cells: Tensor, values: int) -> Tensor:
+        """Cells [..., PAGE, h] in the order of their two axes."""
+        leading, width = cells.shape[:-2], cells.shape[-1]
+        if self.layout is PageLayout.ROWS or (self.layout is PageLayout.VECTORS and values):
+            return cells
+        if self.layout is PageLayout.VECTORS:
+            return cells.reshape(*leading, width, PAGE).transpose(-1, -2)
+        if values:
+            rows = cells.reshape(*leading, PAGE // 2, width, 2).transpose(-1, -2).flatten(-3, -2)
+        else:
+            rows = cells.reshape(*leading, width // 2, PAGE, 2).transpose(-3, -2).flatten(-2)
+        return rows[..., : self.shape[-1]]
 
 
 class PageTable:
@@ -92,10 +137,19 @@ class PagedCache:
     """
 
     def __init__(self, pool: Pages, table: PageTable, limit: int | None = None) -> None:
+        if not isinstance(pool, PagePool):
+            raise CompatibilityError(f"found a {type(pool).__name__}, expected pages from a model's new_pages()")
         self.pool = pool
         self.table = table
         self.length = 0
         self._limit = limit
+
+    @classmethod
+    def alone(cls, pool: PagePool, capacity: int) -> "PagedCache":
+        """A cache that has all pages of `pool`, in order, and takes `capacity` positions."""
+        table = PageTable(pool.pages)
+        table.extend(range(pool.pages))
+        return cls(pool, table, capacity)
 
     @property
     def capacity(self) -> int:
@@ -112,8 +166,38 @@ class PagedCache:
             )
         return self.length + tokens
 
+    def room_for(self, tokens: int) -> int:
+        """The end of `tokens` positions behind the length which nobody keeps: a block being drafted.
+
+        They may pass the limit, not the pages. Raises CapacityError if they do.
+        """
+        if self.length + tokens > self.table.capacity:
+            raise CapacityError(
+                f"a block of {tokens} does not fit behind {self.length} positions: the request's pages hold "
+                f"{self.table.capacity}; give it more pages"
+            )
+        return self.length + tokens
+
     def rollback(self, length: int) -> None:
         """Keep the first `length` positions."""
         if not 0 <= length <= self.length:
             raise CapacityError(f"cannot roll back to {length} positions: the cache holds {self.length}")
         self.length = length
+
+    def write(self, layer: int, start: int, rows: Tensor) -> None:
+        """Store `rows` [T, 2K, h], the keys and values of positions `start` ... `start` + T - 1."""
+        self.pool.write(self._ids(), layer, torch.arange(start, start + len(rows)), rows)
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write keys and values [T, K, h] of one layer behind the current length, which stays as it is."""
+        self.write(layer, self.length, torch.cat((key, value), dim=1))
+
+    def read(self, layer: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [K, `last` - `first`, h], of positions `first` ... `last` - 1: a copy."""
+        pages = self._ids()[first // PAGE : pages_for(last)]
+        skipped = first // PAGE * PAGE
+        keys, values = self.pool.read(pages, layer)
+        return keys[:, first - skipped : last - skipped], values[:, first - skipped : last - skipped]
+
+    def _ids(self) -> Tensor:
+        return torch.from_numpy(self.table.ids[: self.table.count]).long()

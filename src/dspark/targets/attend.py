@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dspark.nn.attention import additive, cached_attention, causal_attention, window_mask
-from dspark.targets.kv_cache import KVCache
+from dspark.targets.kv_cache import LayerCache
 
 
 class Attend(Protocol):
@@ -43,8 +43,11 @@ class AttendCached:
     A layer with a sliding window reads only the cached positions inside it.
     """
 
-    def __init__(self, cache: KVCache, tokens: int, windows: Sequence[int | None]) -> None:
+    def __init__(
+        self, cache: LayerCache, tokens: int, windows: Sequence[int | None], dtype: torch.dtype = torch.float32
+    ) -> None:
         self._cache = cache
+        self._dtype = dtype
         self._past = cache.length
         self._end = cache.reserve(tokens)
         views = {window: self._view(tokens, window) for window in set(windows)}
@@ -55,8 +58,8 @@ class AttendCached:
         only_itself = self._past == 0 and (window is None or tokens <= window)
         if tokens == 1 or only_itself:
             return _View(start, None, only_itself)
-        visible = window_mask(self._past, tokens, window, self._cache.keys[0].device)
-        return _View(start, additive(visible[:, start:], self._cache.keys[0].dtype), False)
+        visible = window_mask(self._past, tokens, window)
+        return _View(start, additive(visible[:, start:], self._dtype), False)
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         cache, view = self._cache, self._views[layer]
@@ -64,17 +67,28 @@ class AttendCached:
         if view.only_itself:
             key, value = key_value.unsqueeze(0).chunk(2, dim=-2)
             return causal_attention(query.unsqueeze(0), key, value).squeeze(0)
-        length = self._end - view.start
-        key, value = (rows[layer].narrow(1, view.start, length) for rows in (cache.keys, cache.values))
+        key, value = cache.read(layer, view.start, self._end)
         return cached_attention(query, key, value, view.mask)
 
 
-class AttendEach:
-    """Row b of a forward is the one new token of request b: it looks at its own cache and at no other."""
+class AttendRagged:
+    """The next `counts[i]` rows of a forward are new positions of `caches[i]`: they look at it and at no other."""
 
-    def __init__(self, caches: Sequence[KVCache], windows: Sequence[int | None]) -> None:
-        self._attends = [AttendCached(cache, 1, windows) for cache in caches]
+    def __init__(
+        self,
+        caches: Sequence[LayerCache],
+        counts: Sequence[int],
+        windows: Sequence[int | None],
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        asked = [(cache, count) for cache, count in zip(caches, counts, strict=True) if count]
+        self._counts = [count for _, count in asked]
+        self._attends = [AttendCached(cache, count, windows, dtype) for cache, count in asked]
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
-        rows = zip(self._attends, query.unsqueeze(1), key_value.unsqueeze(1), strict=True)
+        if len(self._attends) == 1:
+            return self._attends[0](layer, query, key_value)
+        rows = zip(
+            self._attends, query.split_with_sizes(self._counts), key_value.split_with_sizes(self._counts), strict=True
+        )
         return torch.cat([attend(layer, q, kv) for attend, q, kv in rows])

@@ -1,16 +1,32 @@
 """Keys and values of one request, preallocated."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from dspark.errors import CapacityError
-from dspark.nn.compiled.library import RowStruct
-from dspark.nn.compiled.stack import StackCache
 from dspark.targets.config import DecoderConfig
 
 
+class LayerCache(Protocol):
+    """What torch's attention asks of a cache, paged or not. T positions, K key/value heads, h head width."""
+
+    length: int
+
+    def reserve(self, tokens: int) -> int: ...
+
+    def write(self, layer: int, start: int, rows: Tensor) -> None:
+        """Store `rows` [T, 2K, h], the keys and values of positions `start` ... `start` + T - 1."""
+        ...
+
+    def read(self, layer: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [K, T, h], of positions `first` ... `last` - 1."""
+        ...
+
+
 class KVCache:
-    """`keys[layer]`, `values[layer]` [K, capacity, h], views of `whole_keys`, `whole_values` [L, K, capacity, h].
+    """`keys[layer]`, `values[layer]` [K, capacity, h], as torch reads them without a copy.
 
     Positions from `length` on are free, or rolled back.
 
@@ -19,7 +35,7 @@ class KVCache:
 
     def __init__(self, layers: int, kv_heads: int, capacity: int, head_dim: int, dtype: torch.dtype) -> None:
         whole = torch.zeros((layers, 2 * kv_heads, capacity, head_dim), dtype=dtype)
-        self.whole_keys, self.whole_values = whole[:, :kv_heads], whole[:, kv_heads:]
+        self._whole = whole
         self._blocks = whole.unbind()
         self.keys: list[Tensor] = [block[:kv_heads] for block in self._blocks]
         self.values: list[Tensor] = [block[kv_heads:] for block in self._blocks]
@@ -28,16 +44,16 @@ class KVCache:
 
     def fits(self, config: DecoderConfig, dtype: torch.dtype) -> bool:
         """Whether a decoder of `config` that computes in `dtype` could have opened this cache."""
-        shape = (config.num_layers, config.num_kv_heads, self.capacity, config.head_dim)
-        return self.whole_keys.shape == shape and self.whole_keys.dtype is dtype
+        shape = (config.num_layers, 2 * config.num_kv_heads, self.capacity, config.head_dim)
+        return self._whole.shape == shape and self._whole.dtype is dtype
 
     def write(self, layer: int, start: int, rows: Tensor) -> None:
         """Store `rows` [T, 2K, h], the keys and values of positions `start` ... `start` + T - 1."""
         self._blocks[layer].narrow(1, start, len(rows)).copy_(rows.transpose(0, 1))
 
-    def places(self, start: int, count: int) -> list[RowStruct]:
-        """Positions `start` ... `start` + `count` - 1 for a compiled stack, each seeing those up to itself."""
-        return StackCache(self.whole_keys, self.whole_values).places(start, count)
+    def read(self, layer: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, each [K, `last` - `first`, h], of positions `first` ... `last` - 1."""
+        return self.keys[layer][:, first:last], self.values[layer][:, first:last]
 
     def reserve(self, tokens: int) -> int:
         """The length after `tokens` more positions; CapacityError if they do not fit."""

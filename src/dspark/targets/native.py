@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dspark.errors import CompatibilityError
-from dspark.nn.compiled.library import RowStruct
+from dspark.errors import CompatibilityError, ConfigError
 from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.compiled.rows import Rows, next_rows
 from dspark.nn.compiled.stack import CompiledStack, StackShape
 from dspark.nn.linear import LinearKernel
+from dspark.nn.pages import PagedCache, PagePool, pages_for
 from dspark.nn.rope import Rotary
 from dspark.nn.row_norm import RowNorm
-from dspark.targets.attend import Attend, AttendCached, AttendEach, AttendWhole
+from dspark.targets.attend import Attend, AttendRagged, AttendWhole
 from dspark.targets.config import DecoderConfig
 from dspark.targets.decoder_layer import DecoderLayer
 from dspark.targets.head_table import HeadTable
@@ -49,6 +50,7 @@ class NativeTarget:
         self._rotary = Rotary.scaled(config.head_dim, config.rope)
         self._layers = self._pack_layers()
         self._stack = self._compiled_stack(kernel) if isinstance(kernel, CompiledKernel) else None
+        self._no_pages = self.new_pages(0)
 
     def _pack_layers(self) -> list[DecoderLayer]:
         """Packing a matrix runs on one core and outside the interpreter lock, so layers are packed side by side."""
@@ -74,11 +76,21 @@ class NativeTarget:
         prefix = f"model.layers.{layer}."
         return {name.removeprefix(prefix): self._weights[name] for name in self._weights if name.startswith(prefix)}
 
-    def new_cache(self, capacity: int) -> KVCache:
+    def new_cache(self, capacity: int) -> KVCache | PagedCache:
         """Empty keys and values for up to `capacity` positions."""
+        if self._stack is not None:
+            return PagedCache.alone(self.new_pages(pages_for(capacity)), capacity)
         config = self.config
         dtype = self.kernel.activation_dtype
         return KVCache(config.num_layers, config.num_kv_heads, capacity, config.head_dim, dtype)
+
+    def new_pages(self, pages: int) -> PagePool:
+        """Memory for `pages` pages of keys and values, which the caches of many requests share."""
+        if self._stack is not None:
+            return self._stack.new_pages(pages)
+        config = self.config
+        dtype = self.kernel.activation_dtype
+        return PagePool(pages, config.num_layers, config.num_kv_heads, config.head_dim, dtype=dtype)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [..., d] of `token_ids` [...]."""
@@ -92,47 +104,45 @@ class NativeTarget:
         """The last layer's output [..., d] as the LM head reads it."""
         return self._norm(hidden.to(self.kernel.activation_dtype))
 
-    @torch.inference_mode()
     def forward(self, token_ids: Tensor, cache: Cache, taps: Sequence[int] = ()) -> TargetOutput:
-        """Append `token_ids` [T] to the request of `cache` and return their states.
+        """Append `token_ids` [T] to the request of `cache` and return their states. Raises as `forward_ragged` does."""
+        return self.forward_ragged(token_ids, [cache], [len(token_ids)], taps)
+
+    @torch.inference_mode()
+    def forward_ragged(
+        self, token_ids: Tensor, caches: Sequence[Cache], counts: Sequence[int], taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Append the next `counts[i]` of `token_ids` [N] to `caches[i]`, each another request; states [N, d].
+
+        The matrices are read once for all requests. If a cache refuses, none has changed.
 
         Raises:
-            CapacityError: the tokens do not fit the cache.
-            ConfigError: a tap is no layer id.
-            CompatibilityError: the cache is not of this target.
+            CapacityError: the tokens do not fit a cache.
+            ConfigError: a tap is no layer id, or counts are not those of the tokens.
+            CompatibilityError: a cache is not of this target.
         """
-        own = self._own(cache)
-        start, end = own.length, own.reserve(len(token_ids))
-        if self._stack is None:
-            attend = AttendCached(own, len(token_ids), self.config.windows)
-            output = self._run(token_ids, torch.arange(start, end), attend, taps)
-        else:
-            places = own.places(start, len(token_ids))
-            output = self._run_stack(self._stack, token_ids, places, taps)
-        own.length = end
-        return output
-
-    @torch.inference_mode()
-    def forward_each(self, token_ids: Tensor, caches: Sequence[Cache], taps: Sequence[int] = ()) -> TargetOutput:
-        """Append one token to each of B requests: `token_ids` [B] to `caches`. States [B, d], features [B, m * d].
-
-        The matrices are read once for all requests. Raises as `forward` does.
-        """
+        if sum(counts) != len(token_ids) or len(counts) != len(caches):
+            raise ConfigError(f"found {len(token_ids)} tokens for {len(caches)} caches, but counts of {list(counts)}")
         own = [self._own(cache) for cache in caches]
-        if self._stack is None:
-            attend = AttendEach(own, self.config.windows)
-            output = self._run(token_ids, torch.tensor([cache.length for cache in own]), attend, taps)
+        ends = [cache.reserve(count) for cache, count in zip(own, counts, strict=True)]
+        paged = [cache for cache in own if isinstance(cache, PagedCache)]
+        if self._stack is not None:
+            output = self._run_stack(self._stack, token_ids, next_rows(paged, counts), taps)
         else:
-            places = [place for cache in own for place in cache.places(cache.reserve(1) - 1, 1)]
-            output = self._run_stack(self._stack, token_ids, places, taps)
-        for cache in own:
-            cache.length += 1
+            positions = torch.cat([torch.arange(c.length, end) for c, end in zip(own, ends, strict=True)])
+            attend = AttendRagged(own, counts, self.config.windows, self.kernel.activation_dtype)
+            output = self._run(token_ids, positions, attend, taps)
+        for cache, end in zip(own, ends, strict=True):
+            cache.length = end
         return output
 
-    def _own(self, cache: Cache) -> KVCache:
-        if not isinstance(cache, KVCache) or not cache.fits(self.config, self.kernel.activation_dtype):
-            raise CompatibilityError("this cache belongs to another target; use the one that `new_cache` returned")
-        return cache
+    def _own(self, cache: Cache) -> KVCache | PagedCache:
+        if isinstance(cache, PagedCache) and cache.pool.fits(self._no_pages):
+            return cache
+        dtype = self.kernel.activation_dtype
+        if isinstance(cache, KVCache) and self._stack is None and cache.fits(self.config, dtype):
+            return cache
+        raise CompatibilityError("this cache belongs to another target; use the one that `new_cache` returned")
 
     @torch.no_grad()
     def states(self, token_ids: Tensor, lengths: Tensor | None = None, taps: Sequence[int] = ()) -> TargetOutput:
@@ -147,9 +157,7 @@ class NativeTarget:
         real = (positions < lengths.unsqueeze(1)).unsqueeze(-1)
         return TargetOutput(output.last_hidden * real, output.features * real)
 
-    def _run_stack(
-        self, stack: CompiledStack, token_ids: Tensor, places: Sequence[RowStruct], taps: Sequence[int]
-    ) -> TargetOutput:
+    def _run_stack(self, stack: CompiledStack, token_ids: Tensor, rows: Rows, taps: Sequence[int]) -> TargetOutput:
         self.config.check_taps(taps)
         x = self.embed(token_ids)
         layers = list(dict.fromkeys(taps))
@@ -158,7 +166,7 @@ class NativeTarget:
         if EMBEDDING in tapped:
             tapped.pop(EMBEDDING).copy_(x)
         after_norm = tapped.pop(AFTER_NORM, None)
-        x = self._norm(stack.run(x, places, tapped))
+        x = self._norm(stack.run(x, rows, tapped))
         if after_norm is not None:
             after_norm.copy_(x)
         if len(layers) < len(taps):

@@ -1,17 +1,17 @@
 """A drafter's context in one compiled call: target features become keys and values of every layer.
 
-Shapes: T tokens, m taps, d width, L layers, K key/value heads, h head width.
+Shapes: N rows, m taps, d width, L layers, K key/value heads, h head width.
 """
 
-from collections.abc import Sequence
 from ctypes import byref
 
 import torch
 from torch import Tensor
 
-from dspark.nn.compiled.library import ContextStruct, RowStruct, decoder_library
+from dspark.nn.compiled.library import ContextStruct, decoder_library
 from dspark.nn.compiled.linear import CompiledLinear, check_rows
 from dspark.nn.compiled.rotary_table import RotaryTable
+from dspark.nn.compiled.rows import Rows
 from dspark.nn.compiled.stack import StackShape
 from dspark.nn.rope import Rotary
 
@@ -40,16 +40,16 @@ class CompiledContext:
         self._row_floats = (shape.width, keys_values.outputs)
         self._rotary = RotaryTable(rotary)
 
-    def extend(self, features: Tensor, places: Sequence[RowStruct]) -> None:
-        """Write keys and values of `features` [T, m d] to T places of caches (`StackCache.places`)."""
+    def extend(self, features: Tensor, rows: Rows) -> None:
+        """Write keys and values of `features` [N, m d] where `rows` [N] say."""
         check_rows(features, self._struct.features)
         if len(features) == 0:
             return
         features, threads = features.contiguous(), torch.get_num_threads()
-        rows, (width, outputs) = len(features), self._row_floats
-        scratch = torch.empty(rows * (width + outputs + threads * width), dtype=torch.float32)
-        cos, sin = self._rotary.reach(1 + max(place.position for place in places))
+        count, (width, outputs) = len(features), self._row_floats
+        scratch = torch.empty(count * (width + outputs + threads * width), dtype=torch.float32)
+        cos, sin = self._rotary.reach(1 + int(rows["position"].max()))
         self._library.dspark_context(
-            byref(self._shape), byref(self._struct), self._layers, features.data_ptr(), rows,
-            (RowStruct * rows)(*places), cos.data_ptr(), sin.data_ptr(), scratch.data_ptr(), threads,
+            byref(self._shape), byref(self._struct), self._layers, features.data_ptr(), count,
+            rows.ctypes.data, cos.data_ptr(), sin.data_ptr(), scratch.data_ptr(), threads,
         )  # fmt: skip

@@ -47,9 +47,6 @@ Vector load(const float* at) {
 
 // Halves of a block. Packed bf16 blocks hold weight i in the low and weight i + kLanes in the high half of word i, so
 // that either becomes a float in one operation.
-Vector low(const float* at) { return load(at); }
-Vector high(const float* at) { return load(at + kLanes); }
-
 Vector low(const bf16* at) {
   Integers words;
   std::memcpy(&words, at, sizeof words);
@@ -70,13 +67,18 @@ Vector in_register(Vector v) {
 
 void store(float* at, Vector v) { std::memcpy(at, &v, sizeof v); }
 
-float widen(float value) { return value; }
-
 float widen(bf16 value) {
   const uint32_t bits = uint32_t(value) << 16;
   float wide;
   std::memcpy(&wide, &bits, sizeof wide);
   return wide;
+}
+
+// To the nearest bfloat16, ties to even; finite values only.
+bf16 narrow(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 float sum(Vector v) {
@@ -107,8 +109,8 @@ Vector exponential(Vector x) {
 }
 
 // y[r][o] = x[r] . w[o] for R rows and O outputs, summed lane by lane.
-template <int R, int O, typename Weight>
-void tile(const float* x, int64_t x_stride, const Weight* w, int64_t w_stride, int64_t in, float* y, int64_t y_stride) {
+template <int R, int O>
+void tile(const float* x, int64_t x_stride, const bf16* w, int64_t w_stride, int64_t in, float* y, int64_t y_stride) {
   Vector total[R][O] = {};
   const int64_t whole = in - in % kBlock;
   for (int64_t i = 0; i < whole; i += kBlock) {
@@ -136,8 +138,8 @@ void tile(const float* x, int64_t x_stride, const Weight* w, int64_t w_stride, i
 }
 
 // R rows of the outputs that remain from `o` on, O at a time, then fewer.
-template <int R, int O, typename Weight>
-int64_t outputs(const float* x, int64_t x_stride, const Weight* w, int64_t w_stride, int64_t in, float* y,
+template <int R, int O>
+int64_t outputs(const float* x, int64_t x_stride, const bf16* w, int64_t w_stride, int64_t in, float* y,
                 int64_t y_stride, int64_t o, int64_t last) {
   for (; o + O <= last; o += O) tile<R, O>(x, x_stride, w + o * w_stride, w_stride, in, y + o, y_stride);
   if constexpr (O > 1) o = outputs<R, O / 2>(x, x_stride, w, w_stride, in, y, y_stride, o, last);
@@ -150,8 +152,7 @@ struct Span {
 
 // The columns of y [rows, .] = x [rows, in] w^T that `own` names, w [., in], in tiles of nearly equal height. Weights go
 // through the cache in panels that stay there for all tiles.
-template <typename Weight>
-void product(const float* x, int64_t rows, int64_t x_stride, const Weight* w, int64_t w_stride, int64_t in, float* y,
+void product(const float* x, int64_t rows, int64_t x_stride, const bf16* w, int64_t w_stride, int64_t in, float* y,
              int64_t y_stride, Span own) {
   constexpr int64_t kPanel = 8;
   for (int64_t o = own.first; o < own.last; o += kPanel) {
@@ -191,17 +192,26 @@ int64_t up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
 // Products of bfloat16 tiles, summed in float32: activations are rounded to bfloat16 first. A result is the sum over its
 // own inputs in one order, whatever rows and outputs are computed with it.
 
-// The processor's matrix unit, with activation tiles of `height` rows. Each thread configures its own.
-void configure(int height) {
-  struct alignas(64) {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};
-    uint8_t rows[16] = {};
-  } config;
-  for (int i = 0; i < 8; ++i) {
-    config.bytes[i] = 64;
-    config.rows[i] = uint8_t(i < 5 ? height : kGroup);
+// The processor's matrix unit: sums of `height` rows in tiles 0 to 3, their factors in 4 to 7. Each thread configures its
+// own.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  explicit TileConfig(int height) {
+    for (int i = 0; i < 8; ++i) shape(i, i < 5 ? height : kGroup, 64);
   }
+
+  void shape(int tile, int height, int width) {
+    rows[tile] = uint8_t(height);
+    bytes[tile] = uint16_t(width);
+  }
+};
+
+// For products: activations in tile 4, weights in 5 to 7.
+void configure(int height) {
+  const TileConfig config(height);
   _tile_loadconfig(&config);
 }
 
@@ -340,37 +350,6 @@ void rotate(float* head, const float* cos, const float* sin, int64_t width) {
   }
 }
 
-// Scores to weights, in place; returns their sum. The tail is padded to whole vectors, by weights that vanish in the sum.
-float soften(float* scores, int64_t count) {
-  float peak = scores[0];
-  for (int64_t s = 1; s < count; ++s) peak = scores[s] > peak ? scores[s] : peak;
-  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-  for (int64_t s = count; s < padded; ++s) scores[s] = -INFINITY;
-  Vector total = {};
-  for (int64_t s = 0; s < padded; s += kLanes) {
-    const Vector weights = exponential(load(scores + s) - peak);
-    store(scores + s, weights);
-    total += weights;
-  }
-  return sum(total);
-}
-
-void mix(const float* weights, const float* values, int64_t count, float scale, int64_t width, float* y) {
-  constexpr int kWide = 4;
-  int64_t i = 0;
-  for (; i + kWide * kLanes <= width; i += kWide * kLanes) {
-    Vector total[kWide] = {};
-    for (int64_t s = 0; s < count; ++s)
-      for (int j = 0; j < kWide; ++j) total[j] += load(values + s * width + i + j * kLanes) * weights[s];
-    for (int j = 0; j < kWide; ++j) store(y + i + j * kLanes, total[j] * scale);
-  }
-  for (; i < width; ++i) {
-    float total = 0;
-    for (int64_t s = 0; s < count; ++s) total += values[s * width + i] * weights[s];
-    y[i] = total * scale;
-  }
-}
-
 // Adds bias, unless it is null, to the columns of y that `own` names.
 void add_bias(float* y, const float* bias, int64_t rows, int64_t stride, Span own) {
   if (!bias) return;
@@ -423,33 +402,423 @@ struct Layer {
   int64_t window;           // positions that a token sees, itself included; 0: all
 };
 
-// Where a row stands: at `position` of a request, seeing that request's first `visible` positions. Keys of layer l,
-// head k, position s lie at keys + l * layer_stride + k * head_stride + s * h, values alike.
+// Where a row stands: at `position` of the request whose pages `table` lists in order, seeing its first `visible`
+// positions.
 struct Row {
-  float* keys;
-  float* values;
-  int64_t layer_stride, head_stride, position, visible;
+  char* pool;
+  const int32_t* table;
+  int64_t position, visible;
 };
 
 }
 
 namespace {
 
+constexpr int64_t kPage = 16;    // positions of a page
+constexpr int64_t kQueries = 16;  // most query rows that meet a page together
+
+// Pages [., L, 2K] of cells, one for the keys or the values of a head at kPage positions.
+//
+// Without tiles, cells are float32, keys [h, kPage] so that a vector holds positions, values [kPage, h]. With tiles they
+// are bfloat16 in pairs, as the matrix unit multiplies them: keys [h / 2, kPage, 2], values [kPage / 2, h, 2], where h is
+// padded to whole tiles.
+struct Pages {
+  int64_t tiles, head_width, padded, cell, layer, page, values;
+
+  Pages(const Shape& shape, int64_t layers)
+      : tiles(shape.tiles),
+        head_width(shape.head_width),
+        padded(tiles ? up(head_width, kDepth) * kDepth : head_width),
+        cell(kPage * padded * (tiles ? sizeof(bf16) : sizeof(float))),
+        layer(2 * shape.kv_heads * cell),
+        page(layers * layer),
+        values(shape.kv_heads * cell) {}
+
+  // Keys of head k of layer l at the page that holds `position`; values lie `values` bytes behind.
+  char* keys(const Row& row, int64_t l, int64_t k, int64_t position) const {
+    return row.pool + row.table[position / kPage] * page + l * layer + k * cell;
+  }
+
+  void write_key(const Row& row, int64_t l, int64_t k, const float* key) const {
+    char* const at = keys(row, l, k, row.position);
+    const int64_t place = row.position % kPage;
+    if (tiles)
+      for (int64_t i = 0; i < head_width; ++i) ((bf16*)at)[(i / 2 * kPage + place) * 2 + i % 2] = narrow(key[i]);
+    else
+      for (int64_t i = 0; i < head_width; ++i) ((float*)at)[i * kPage + place] = key[i];
+  }
+
+  void write_value(const Row& row, int64_t l, int64_t k, const float* value) const {
+    char* const at = keys(row, l, k, row.position) + values;
+    const int64_t place = row.position % kPage;
+    if (tiles)
+      for (int64_t i = 0; i < head_width; ++i) ((bf16*)at)[(place / 2 * padded + i) * 2 + place % 2] = narrow(value[i]);
+    else
+      std::memcpy((float*)at + place * head_width, value, head_width * sizeof(float));
+  }
+};
+
 // Lengths of the parts of the scratch, each of whole cache lines: a row that straddles two is read twice.
 struct Scratch {
-  int64_t projected, attended, inner, added, group, visible;
+  int64_t projected, attended, inner, added, scores, queries;
 
   Scratch(const Shape& shape, int64_t rows, int64_t visible)
       : projected(whole_lines(rows * (shape.heads + 2 * shape.kv_heads) * shape.head_width)),
         attended(whole_lines(rows * shape.heads * shape.head_width)),
         inner(whole_lines(rows * 2 * shape.inner)),
         added(whole_lines(rows * shape.width)),
-        group(shape.heads / shape.kv_heads),
-        visible(whole_lines(visible + kLanes)) {}
+        scores(up(visible, kPage) * kPage + kPage),  // of a row; a line more, lest rows compete for the same cache lines
+        queries(up(shape.head_width, kDepth) * kDepth) {}
 
-  int64_t own() const { return added + group * visible; }
+  int64_t own() const { return added + kQueries * (scores + queries); }
   int64_t size(int threads) const { return projected + attended + inner + added + threads * own(); }
   static int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
+};
+
+// What the query rows of one attention see of one request, by page.
+struct Sight {
+  const Pages& pages;
+  const Row& row;
+  int64_t layer, head;
+  int64_t first, last;  // the first page that any row sees, and the one behind the last
+
+  int64_t count() const { return (last - first) * kPage; }
+  const char* keys(int64_t page) const { return pages.keys(row, layer, head, (first + page) * kPage); }
+  const char* values(int64_t page) const { return keys(page) + pages.values; }
+};
+
+constexpr int kParts = kPage / kLanes;  // vectors of a page
+constexpr int kHigh = kLanes == 16 ? 8 : 4;  // most query rows that share the loads of a vector of keys
+constexpr int kMixed = kLanes == 16 ? 4 : 2;  // and of values
+
+// Scores of R queries on V vectors of positions: each is a sum over the width of a head, in order.
+template <int R, int V>
+void score(const float* queries, int64_t q_stride, const float* const (&keys)[V], int64_t width, float* scores,
+           int64_t stride) {
+  const Vector zero = {};
+  Vector total[R][V] = {};
+  for (int64_t i = 0; i < width; ++i) {
+    Vector key[V];
+    for (int v = 0; v < V; ++v) key[v] = load(keys[v] + i * kPage);
+    for (int r = 0; r < R; ++r) {
+      const Vector query = in_register(zero + queries[r * q_stride + i]);
+      for (int v = 0; v < V; ++v) total[r][v] += query * key[v];
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) store(scores + r * stride + v * kLanes, total[r][v]);
+}
+
+// Of the vectors of positions from `at` on, V at a time, then fewer.
+template <int R, int V>
+int64_t score_pages(const Sight& sight, const float* queries, int64_t q_stride, float* scores, int64_t stride,
+                    int64_t at) {
+  for (; at + V <= (sight.last - sight.first) * kParts; at += V) {
+    const float* keys[V];
+    for (int v = 0; v < V; ++v) keys[v] = (const float*)sight.keys((at + v) / kParts) + (at + v) % kParts * kLanes;
+    score<R, V>(queries, q_stride, keys, sight.pages.head_width, scores + at * kLanes, stride);
+  }
+  if constexpr (V > 1) at = score_pages<R, V / 2>(sight, queries, q_stride, scores, stride, at);
+  return at;
+}
+
+void score_all(const Sight& sight, const float* queries, int64_t q_stride, int64_t rows, float* scores,
+               int64_t stride) {
+  for (int64_t tiles = up(rows, kHigh), r = 0; tiles > 0; --tiles) {
+    const int64_t height = up(rows - r, tiles);
+    const float* const from = queries + r * q_stride;
+    float* const to = scores + r * stride;
+    switch (height) {
+#define DSPARK_HEIGHT(R) \
+  case R: score_pages<R, kLanes == 16 && R <= 4 ? 4 : 2>(sight, from, q_stride, to, stride, 0); break;
+      DSPARK_HEIGHT(1)
+      DSPARK_HEIGHT(2)
+      DSPARK_HEIGHT(3)
+      DSPARK_HEIGHT(4)
+#if defined(__AVX512F__)
+      DSPARK_HEIGHT(5)
+      DSPARK_HEIGHT(6)
+      DSPARK_HEIGHT(7)
+      DSPARK_HEIGHT(8)
+#endif
+#undef DSPARK_HEIGHT
+    }
+    r += height;
+  }
+}
+
+// Scores of a row to weights, in place; returns their sum. Of `count` scores it sees those from `first` to `last`, the
+// others get the weight 0. Sums run from the page of `first` on, so that a row's sum never depends on what others see.
+float soften(float* scores, int64_t first, int64_t last, int64_t count) {
+  const int64_t begin = first / kPage * kPage, end = up(last, kPage) * kPage;
+  for (int64_t s = begin; s < first; ++s) scores[s] = -INFINITY;
+  for (int64_t s = last; s < end; ++s) scores[s] = -INFINITY;
+  Vector most = load(scores + begin), total = {};
+  for (int64_t s = begin + kLanes; s < end; s += kLanes) {
+    const Vector here = load(scores + s);
+    most = here > most ? here : most;
+  }
+  float peak = most[0];
+  for (int lane = 1; lane < kLanes; ++lane) peak = most[lane] > peak ? most[lane] : peak;
+  for (int64_t s = begin; s < end; s += kLanes) {
+    const Vector weights = exponential(load(scores + s) - peak);
+    store(scores + s, weights);
+    total += weights;  // of what is not seen, too: e^-87, which vanishes beside the peak's 1
+  }
+  std::memset(scores, 0, first * sizeof(float));
+  std::memset(scores + last, 0, (count - last) * sizeof(float));
+  return sum(total);
+}
+
+// Values under the weights of R rows, W vectors of columns at a time from column `i` on, then fewer.
+template <int R, int W>
+int64_t mix_columns(const Sight& sight, const float* weights, int64_t stride, float* y, int64_t y_stride, int64_t i) {
+  const int64_t width = sight.pages.head_width;
+  for (; i + W * kLanes <= width; i += W * kLanes) {
+    Vector total[R][W] = {};
+    for (int64_t page = 0; page < sight.last - sight.first; ++page) {
+      const float* const values = (const float*)sight.values(page) + i;
+      for (int64_t s = 0; s < kPage; ++s) {
+        Vector value[W];
+        for (int w = 0; w < W; ++w) value[w] = load(values + s * width + w * kLanes);
+        for (int r = 0; r < R; ++r)
+          for (int w = 0; w < W; ++w) total[r][w] += value[w] * weights[r * stride + page * kPage + s];
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int w = 0; w < W; ++w) store(y + r * y_stride + i + w * kLanes, total[r][w]);
+  }
+  if constexpr (W > 1) i = mix_columns<R, W / 2>(sight, weights, stride, y, y_stride, i);
+  return i;
+}
+
+template <int R>
+void mix(const Sight& sight, const float* weights, int64_t stride, float* y, int64_t y_stride) {
+  const int64_t width = sight.pages.head_width;
+  for (int64_t i = mix_columns<R, 4>(sight, weights, stride, y, y_stride, 0); i < width; ++i)
+    for (int r = 0; r < R; ++r) {
+      float total = 0;
+      for (int64_t page = 0; page < sight.last - sight.first; ++page) {
+        const float* const values = (const float*)sight.values(page) + i;
+        for (int64_t s = 0; s < kPage; ++s) total += values[s * width] * weights[r * stride + page * kPage + s];
+      }
+      y[r * y_stride + i] = total;
+    }
+}
+
+void mix_all(const Sight& sight, const float* weights, int64_t stride, int64_t rows, float* y, int64_t y_stride) {
+  for (int64_t tiles = up(rows, kMixed), r = 0; tiles > 0; --tiles) {
+    const int64_t height = up(rows - r, tiles);
+    const float* const from = weights + r * stride;
+    float* const to = y + r * y_stride;
+    switch (height) {
+      case 1: mix<1>(sight, from, stride, to, y_stride); break;
+      case 2: mix<2>(sight, from, stride, to, y_stride); break;
+#if defined(__AVX512F__)
+      case 3: mix<3>(sight, from, stride, to, y_stride); break;
+      case 4: mix<4>(sight, from, stride, to, y_stride); break;
+#endif
+    }
+    r += height;
+  }
+}
+
+#ifdef DSPARK_TILES
+
+// For attention: queries in tile 4 and a page of keys in 5, weights of a page in 6 and its values in 7.
+void configure_attention(int height) {
+  TileConfig config(height);
+  config.shape(6, height, kPage * sizeof(bf16));
+  config.shape(7, kPage / 2, 64);
+  _tile_loadconfig(&config);
+}
+
+// Scores of the queries of one tile, bfloat16 [., padded], on P pages from `page` on.
+template <int P>
+void tile_score(const Sight& sight, const bf16* queries, int64_t page, float* scores, int64_t stride) {
+  const int64_t padded = sight.pages.padded;
+  const bf16* keys[P];
+  for (int p = 0; p < P; ++p) keys[p] = (const bf16*)sight.keys(page + p);
+  _tile_zero(0);
+  if constexpr (P > 1) _tile_zero(1);
+  if constexpr (P > 2) _tile_zero(2);
+  if constexpr (P > 3) _tile_zero(3);
+  for (int64_t i = 0; i < padded; i += kDepth) {
+    _tile_loadd(4, queries + i, padded * sizeof(bf16));
+    _tile_loadd(5, keys[0] + i * kPage, 64);
+    _tile_dpbf16ps(0, 4, 5);
+    if constexpr (P > 1) {
+      _tile_loadd(5, keys[1] + i * kPage, 64);
+      _tile_dpbf16ps(1, 4, 5);
+    }
+    if constexpr (P > 2) {
+      _tile_loadd(5, keys[2] + i * kPage, 64);
+      _tile_dpbf16ps(2, 4, 5);
+    }
+    if constexpr (P > 3) {
+      _tile_loadd(5, keys[3] + i * kPage, 64);
+      _tile_dpbf16ps(3, 4, 5);
+    }
+  }
+  float* const to = scores + page * kPage;
+  const int64_t bytes = stride * sizeof(float);
+  _tile_stored(0, to, bytes);
+  if constexpr (P > 1) _tile_stored(1, to + kPage, bytes);
+  if constexpr (P > 2) _tile_stored(2, to + 2 * kPage, bytes);
+  if constexpr (P > 3) _tile_stored(3, to + 3 * kPage, bytes);
+}
+
+// Columns i ... i + 16 C of the values under the weights, bfloat16 [., stride].
+template <int C>
+void tile_mix(const Sight& sight, const bf16* weights, int64_t stride, int64_t i, float* y) {
+  const int64_t padded = sight.pages.padded, bytes = 2 * padded * sizeof(bf16);
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (C > 2) _tile_zero(2);
+  if constexpr (C > 2) _tile_zero(3);
+  for (int64_t page = 0; page < sight.last - sight.first; ++page) {
+    const bf16* const values = (const bf16*)sight.values(page) + 2 * i;
+    _tile_loadd(6, weights + page * kPage, stride * sizeof(bf16));
+    _tile_loadd(7, values, bytes);
+    _tile_dpbf16ps(0, 6, 7);
+    _tile_loadd(7, values + 2 * kGroup, bytes);
+    _tile_dpbf16ps(1, 6, 7);
+    if constexpr (C > 2) {
+      _tile_loadd(7, values + 4 * kGroup, bytes);
+      _tile_dpbf16ps(2, 6, 7);
+      _tile_loadd(7, values + 6 * kGroup, bytes);
+      _tile_dpbf16ps(3, 6, 7);
+    }
+  }
+  _tile_stored(0, y + i, padded * sizeof(float));
+  _tile_stored(1, y + i + kGroup, padded * sizeof(float));
+  if constexpr (C > 2) {
+    _tile_stored(2, y + i + 2 * kGroup, padded * sizeof(float));
+    _tile_stored(3, y + i + 3 * kGroup, padded * sizeof(float));
+  }
+}
+
+void tile_score_all(const Sight& sight, const bf16* queries, float* scores, int64_t stride) {
+  const int64_t pages = sight.last - sight.first;
+  int64_t page = 0;
+  for (; page + 4 <= pages; page += 4) tile_score<4>(sight, queries, page, scores, stride);
+  switch (pages - page) {
+    case 1: tile_score<1>(sight, queries, page, scores, stride); break;
+    case 2: tile_score<2>(sight, queries, page, scores, stride); break;
+    case 3: tile_score<3>(sight, queries, page, scores, stride); break;
+  }
+}
+
+void tile_mix_all(const Sight& sight, const bf16* weights, int64_t stride, float* y) {
+  int64_t i = 0;
+  for (; i + 4 * kGroup <= sight.pages.padded; i += 4 * kGroup) tile_mix<4>(sight, weights, stride, i, y);
+  if (i < sight.pages.padded) tile_mix<2>(sight, weights, stride, i, y);
+}
+
+// `count` floats to bfloat16, where they lie.
+void narrow_row(float* row, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) {
+    const __m256bh half = _mm512_cvtneps_pbh(_mm512_loadu_ps(row + i));
+    std::memcpy((bf16*)row + i, &half, sizeof half);
+  }
+}
+
+#else
+
+void configure_attention(int) {}
+void tile_score_all(const Sight&, const bf16*, float*, int64_t) {}
+void tile_mix_all(const Sight&, const bf16*, int64_t, float*) {}
+void narrow_row(float*, int64_t) {}
+void _tile_release() {}
+
+#endif
+
+// Rows that follow each other in one request, few enough for their queries to meet a page together.
+std::vector<Span> query_tiles(const Row* place, int64_t rows, int64_t group) {
+  const int64_t most = group < kQueries ? kQueries / group : 1;
+  std::vector<Span> tiles;
+  for (int64_t first = 0, last; first < rows; first = last) {
+    const auto follows = [&](int64_t t) {
+      return place[t].table == place[first].table && place[t].pool == place[first].pool &&
+             place[t].position == place[t - 1].position + 1;
+    };
+    for (last = first + 1; last < rows && follows(last);) ++last;
+    for (int64_t count = up(last - first, most), t = first; count > 0; --count) {
+      const int64_t height = up(last - t, count);
+      tiles.push_back({t, t + height});
+      t += height;
+    }
+  }
+  return tiles;
+}
+
+// One head's attention of the rows of one query tile.
+struct Attention {
+  const Shape& shape;
+  const Pages& pages;
+  const Row* place;
+  int64_t window, stride, width;  // stride of scores, width of queries
+  float* scores;                  // [kQueries, stride]
+  float* queries;                 // [kQueries, width], and what becomes of them
+
+  int64_t first_seen(int64_t t) const {
+    return window && place[t].visible > window ? place[t].visible - window : 0;
+  }
+
+  void run(int64_t layer, int64_t head, Span tile, const float* projected, float* attended) const {
+    const int64_t group = shape.heads / shape.kv_heads, rows = (tile.last - tile.first) * group;
+    int64_t last = 0;
+    for (int64_t t = tile.first; t < tile.last; ++t) last = place[t].visible > last ? place[t].visible : last;
+    const Sight sight{pages, place[tile.first], layer, head, first_seen(tile.first) / kPage, up(last, kPage)};
+    for (int64_t r = 0; r < rows; r += kQueries)
+      part(sight, tile.first * group + r, rows - r < kQueries ? rows - r : kQueries, projected, attended);
+  }
+
+ private:
+  // `rows` query rows from `from` on, of all rows times the queries of a group.
+  void part(const Sight& sight, int64_t from, int64_t rows, const float* projected, float* attended) const {
+    const int64_t h = shape.head_width, group = shape.heads / shape.kv_heads;
+    const int64_t all_heads = shape.heads + 2 * shape.kv_heads, base = sight.first * kPage;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t t = (from + r) / group, g = (from + r) % group;
+      put_query(projected + (t * all_heads + sight.head * group + g) * h, r);
+    }
+    if (pages.tiles) {
+      configure_attention(int(rows));
+      tile_score_all(sight, (const bf16*)queries, scores, stride);
+    } else {
+      score_all(sight, queries, width, rows, scores, stride);
+    }
+    float scale[kQueries];
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t t = (from + r) / group;
+      float* const row = scores + r * stride;
+      scale[r] = 1.0f / soften(row, first_seen(t) - base, place[t].visible - base, sight.count());
+      if (pages.tiles) narrow_row(row, sight.count());
+    }
+    if (pages.tiles) {
+      tile_mix_all(sight, (const bf16*)scores, 2 * stride, queries);
+      _tile_release();
+    } else {
+      mix_all(sight, scores, stride, rows, queries, width);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t t = (from + r) / group, g = (from + r) % group;
+      float* const to = attended + (t * shape.heads + sight.head * group + g) * h;
+      for (int64_t i = 0; i < h; ++i) to[i] = queries[r * width + i] * scale[r];
+    }
+  }
+
+  void put_query(const float* query, int64_t r) const {
+    const int64_t h = shape.head_width;
+    if (!pages.tiles) {
+      std::memcpy(queries + r * width, query, h * sizeof(float));
+      return;
+    }
+    bf16* const to = (bf16*)queries + r * pages.padded;
+    for (int64_t i = 0; i < h; ++i) to[i] = narrow(query[i]);
+    for (int64_t i = h; i < pages.padded; ++i) to[i] = 0;
+  }
 };
 
 }  // namespace
@@ -510,29 +879,33 @@ int64_t dspark_scratch(const Shape* shape, int64_t rows, int64_t visible, int th
   return Scratch(*shape, rows, visible).size(threads);
 }
 
-// x [rows, d] through all layers, in place, each row where `place` says, its keys and values written there.
+// x [rows, d] through all layers, in place, each row where `place` says, its keys and values written there. Rows that a
+// row sees are among them or came before.
 // cos, sin [positions, h] as Rotary.at gives them, from position 0 on. No row sees more than `visible` positions.
 // taps[l] [rows, .] with rows tap_stride apart receives the output of layer l where not null.
 void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float* x, int64_t rows, const Row* place,
                    int64_t visible, const float* cos, const float* sin, float* const* taps, int64_t tap_stride,
                    float* scratch, int threads) {
   const int64_t d = shape->width, f = shape->inner, h = shape->head_width, heads = shape->heads, kv = shape->kv_heads;
-  const int64_t group = heads / kv, all_heads = heads + 2 * kv;
+  const int64_t all_heads = heads + 2 * kv;
   const Scratch parts(*shape, rows, visible);
+  const Pages pages(*shape, count);
+  const std::vector<Span> tiles = query_tiles(place, rows, heads / kv);
   float* const projected = scratch;                      // [rows, H + 2K, h]
   float* const attended = projected + parts.projected;   // [rows, H, h]
   float* const inner = attended + parts.attended;        // [rows, 2 f]
   float* const added = inner + parts.inner;              // [rows, d]
-  float* const own = added + parts.added;                // per thread: normed [rows, d], scores [G, visible]
+  float* const own = added + parts.added;                // per thread: normed [rows, d], scores, queries
   const float scale = 1.0f / std::sqrt(float(h));
 
 #pragma omp parallel num_threads(threads)
   {
     float* const normed = own + omp_get_thread_num() * parts.own();
     float* const scores = normed + parts.added;
+    float* const queries = scores + kQueries * parts.scores;
     const Span qkv_share = group_share(all_heads * h), width_share = group_share(d);
     const Span gate_up_share = group_share(2 * f), inner_share = share(f);
-    const Span row_head_share = share(rows * all_heads), attention_share = share(rows * kv);
+    const Span row_head_share = share(rows * all_heads);
     for (int64_t l = 0; l < count; ++l) {
       const Layer& layer = layers[l];
       for (int64_t t = 0; t < rows; ++t) rms_norm(x + t * d, layer.input_norm, shape->eps, d, normed + t * d);
@@ -542,7 +915,6 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
       for (int64_t item = row_head_share.first; item < row_head_share.last; ++item) {
         const int64_t t = item / all_heads, head = item % all_heads, k = (head - heads) % kv;
         const Row& row = place[t];
-        const int64_t here = l * row.layer_stride + k * row.head_stride + row.position * h;
         float* const at = projected + item * h;
         if (head < heads + kv) {
           const float* const norm = head < heads ? layer.query_norm : layer.key_norm;
@@ -551,25 +923,16 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
         }
         if (head < heads)
           for (int64_t i = 0; i < h; ++i) at[i] *= scale;
+        else if (head < heads + kv)
+          pages.write_key(row, l, k, at);
         else
-          std::memcpy((head < heads + kv ? row.keys : row.values) + here, at, h * sizeof(float));
+          pages.write_value(row, l, k, at);
       }
 #pragma omp barrier
-      for (int64_t item = attention_share.first; item < attention_share.last; ++item) {
-        const int64_t t = item % rows, k = item / rows;
-        const Row& row = place[t];
-        const int64_t first = layer.window && row.visible > layer.window ? row.visible - layer.window : 0;
-        const int64_t seen = row.visible - first, stride = parts.visible;
-        const int64_t offset = l * row.layer_stride + k * row.head_stride + first * h;
-        const float* const query = projected + (t * all_heads + k * group) * h;
-        product(query, group, h, row.keys + offset, h, h, scores, stride, {0, seen});
-        for (int64_t g = 0; g < group; ++g) {
-          const float total = soften(scores + g * stride, seen);
-          mix(scores + g * stride, row.values + offset, seen, 1.0f / total, h,
-              attended + (t * heads + k * group + g) * h);
-        }
-      }
-#pragma omp barrier
+      const Attention attention{*shape, pages, place, layer.window, parts.scores, parts.queries, scores, queries};
+#pragma omp for schedule(dynamic)
+      for (int64_t item = 0; item < int64_t(tiles.size()) * kv; ++item)
+        attention.run(l, item % kv, tiles[item / kv], projected, attended);
       multiply(shape->tiles, attended, rows, heads * h, layer.output, heads * h, added, d, width_share);
       add_bias(added, layer.output_bias, rows, d, width_share);
       add(x, added, rows, d, width_share);
@@ -608,6 +971,7 @@ void dspark_context(const Shape* shape, const Context* context, int64_t count, c
   float* const combined = scratch;
   float* const projected = combined + rows * d;
   float* const own = projected + rows * heads * h;
+  const Pages pages(*shape, count);
 
 #pragma omp parallel num_threads(threads)
   {
@@ -625,12 +989,13 @@ void dspark_context(const Shape* shape, const Context* context, int64_t count, c
         float* const at = projected + (t * heads + head) * h;
         const int64_t layer = head / (2 * kv), k = head % (2 * kv);
         const Row& row = place[t];
-        const int64_t here = layer * row.layer_stride + k % kv * row.head_stride + row.position * h;
         if (k < kv) {
           rms_norm(at, context->key_norms + layer * h, shape->eps, h, at);
           rotate(at, cos + row.position * h, sin + row.position * h, h);
+          pages.write_key(row, layer, k, at);
+        } else {
+          pages.write_value(row, layer, k - kv, at);
         }
-        std::memcpy((k < kv ? row.keys : row.values) + here, at, h * sizeof(float));
       }
   }
 }

@@ -46,15 +46,6 @@ class LayerStruct(Structure):
     )  # fmt: skip
 
 
-class RowStruct(Structure):
-    """`Row` of decoder.cpp."""
-
-    _fields_ = (
-        ("keys", c_void_p), ("values", c_void_p), ("layer_stride", c_int64), ("head_stride", c_int64),
-        ("position", c_int64), ("visible", c_int64),
-    )  # fmt: skip
-
-
 class ContextStruct(Structure):
     """`Context` of decoder.cpp."""
 
@@ -104,11 +95,11 @@ def _open() -> ctypes.CDLL:
     library.dspark_scratch.argtypes = (POINTER(ShapeStruct), c_int64, c_int64, c_int)
     library.dspark_scratch.restype = c_int64
     library.dspark_layers.argtypes = (
-        POINTER(ShapeStruct), POINTER(LayerStruct), c_int64, c_void_p, c_int64, POINTER(RowStruct), c_int64, c_void_p,
+        POINTER(ShapeStruct), POINTER(LayerStruct), c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p,
         c_void_p, POINTER(c_void_p), c_int64, c_void_p, c_int,
     )  # fmt: skip
     library.dspark_context.argtypes = (
-        POINTER(ShapeStruct), POINTER(ContextStruct), c_int64, c_void_p, c_int64, POINTER(RowStruct), c_void_p,
+        POINTER(ShapeStruct), POINTER(ContextStruct), c_int64, c_void_p, c_int64, c_void_p, c_void_p,
         c_void_p, c_void_p, c_int,
     )  # fmt: skip
     for function in (library.dspark_pack, library.dspark_linear, library.dspark_layers, library.dspark_context):

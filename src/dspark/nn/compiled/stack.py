@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dspark.nn.compiled.library import LayerStruct, RowStruct, ShapeStruct, decoder_library
+from dspark.nn.compiled.library import LayerStruct, ShapeStruct, decoder_library
 from dspark.nn.compiled.linear import CompiledLinear
 from dspark.nn.compiled.rotary_table import RotaryTable
+from dspark.nn.compiled.rows import Rows
+from dspark.nn.pages import PageLayout, PagePool
 from dspark.nn.rope import Rotary
 
 CHUNK = 64
@@ -57,55 +59,47 @@ class StackLayer:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class StackCache:
-    """Float32 keys and values [L, K, capacity, h], strided alike and contiguous in the last two axes."""
-
-    keys: Tensor
-    values: Tensor
-
-    def places(self, start: int, count: int, visible: int | None = None) -> list[RowStruct]:
-        """Positions `start` ... of one request: each sees those up to itself, or all the first `visible` ones."""
-        layer_stride, head_stride = self.keys.stride()[:2]
-        keys, values = self.keys.data_ptr(), self.values.data_ptr()
-        return [
-            RowStruct(keys, values, layer_stride, head_stride, position, visible or position + 1)
-            for position in range(start, start + count)
-        ]
-
-
 class CompiledStack:
     """Layers of one shape; `rotary` turns queries and keys of every head."""
 
     def __init__(self, shape: StackShape, layers: Sequence[StackLayer], rotary: Rotary) -> None:
         self._library = decoder_library()
+        self.shape = shape
         self._shape = shape.struct()
         self._kept = tuple(layers)
         self._layers = (LayerStruct * len(layers))(*(layer.struct() for layer in layers))
         self._rotary = RotaryTable(rotary)
 
-    def run(self, x: Tensor, places: Sequence[RowStruct], taps: Mapping[int, Tensor] | None = None) -> Tensor:
-        """Output [T, d] of the last layer for rows `x` [T, d], each at its place of its request's cache, written there.
+    def new_pages(self, pages: int) -> PagePool:
+        """Keys and values in the layout that this stack reads."""
+        shape = self.shape
+        layout = PageLayout.TILES if shape.tiles else PageLayout.VECTORS
+        return PagePool(pages, len(self._kept), shape.kv_heads, shape.head_width, layout)
 
-        Rows of a request come in order, since a chunk of rows may look at the one before. `taps` maps layers to the
-        tensors [T, d] (rows may be strided, all alike) that receive their outputs.
+    def run(self, x: Tensor, rows: Rows, taps: Mapping[int, Tensor] | None = None, block: int = 1) -> Tensor:
+        """Output [N, d] of the last layer for `x` [N, d], each row where `rows` [N] says; keys and values are written.
+
+        Rows of a request come in order, since a chunk of rows may look at the one before; `block` rows that see each
+        other are never parted. `taps` maps layers to the tensors [N, d] (rows may be strided, all alike) that receive
+        their outputs.
         """
         x = x.clone(memory_format=torch.contiguous_format)
-        for first in range(0, len(x), CHUNK):
-            rows = slice(first, first + CHUNK)
-            self._call(x[rows], places[rows], {layer: tap[rows] for layer, tap in (taps or {}).items()})
+        chunk = max(CHUNK // block, 1) * block
+        for first in range(0, len(x), chunk):
+            part = slice(first, first + chunk)
+            self._call(x[part], rows[part], {layer: tap[part] for layer, tap in (taps or {}).items()})
         return x
 
-    def _call(self, x: Tensor, places: Sequence[RowStruct], taps: Mapping[int, Tensor]) -> None:
-        visible, threads = max(place.visible for place in places), torch.get_num_threads()
+    def _call(self, x: Tensor, rows: Rows, taps: Mapping[int, Tensor]) -> None:
+        visible, threads = int(rows["visible"].max()), torch.get_num_threads()
         floats = self._library.dspark_scratch(byref(self._shape), len(x), visible, threads)
         scratch = torch.empty(floats, dtype=torch.float32)  # of this call alone: the lock of Python is not held in it
         cos, sin = self._rotary.reach(visible)
         addresses = (c_void_p * len(self._layers))(*(_address(taps.get(k)) for k in range(len(self._layers))))
         stride = next((tap.stride(0) for tap in taps.values()), 0)
         self._library.dspark_layers(
-            byref(self._shape), self._layers, len(self._layers), x.data_ptr(), len(x), (RowStruct * len(x))(*places),
-            visible, cos.data_ptr(), sin.data_ptr(), addresses, stride, scratch.data_ptr(), threads,
+            byref(self._shape), self._layers, len(self._layers), x.data_ptr(), len(x), rows.ctypes.data, visible,
+            cos.data_ptr(), sin.data_ptr(), addresses, stride, scratch.data_ptr(), threads,
         )  # fmt: skip
 
 
