@@ -5,6 +5,7 @@ choices of seeds. The seeds are fixed: an unchanged loop always passes. Three sp
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -17,15 +18,19 @@ from torch import Tensor
 from dspark.core.admission import AdmissionPolicy, DraftPrefix, admit_all
 from dspark.core.block_verification import BlockVerification
 from dspark.core.hashed_law import HashedLaw
-from dspark.core.output_law import Law, Scheme, Tokens, target_law
+from dspark.core.laws import Law
+from dspark.core.output_law import Law as TextLaw
+from dspark.core.output_law import Scheme, Tokens, target_law
 from dspark.core.penalties import TokenHistory, penalised
 from dspark.core.rejection import RejectionRule, TokenRejection
+from dspark.core.row_laws import row_laws
 from dspark.core.sampling import probabilities
 from dspark.drafters.fake import FakeDrafter
 from dspark.drafters.prompt_lookup import PromptLookup
-from dspark.engine import sampler
+from dspark.engine import batch_sampler, request_round
 from dspark.engine.options import DecodeOptions
 from dspark.engine.reference import ReferenceLoop
+from dspark.engine.request_round import RequestRound
 from dspark.targets.fake import FakeTarget
 from dspark.types import SamplingParams
 
@@ -69,7 +74,7 @@ def confident(prefix: DraftPrefix) -> bool:
     return prefix.confidences[-1] != 0.0
 
 
-def p_value(observed: Counter[Tokens], expected: Law) -> float:
+def p_value(observed: Counter[Tokens], expected: TextLaw) -> float:
     """Chi-square of counts against probabilities; cells below five expected are pooled. Impossible texts give 0."""
     if any(text not in expected for text in observed):
         return 0.0
@@ -170,19 +175,22 @@ def test_a_loop_without_residual_is_caught() -> None:
 def test_a_loop_that_accepts_with_the_drafts_random_numbers_is_caught(
     rule: RejectionRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "Stream", SimpleNamespace(DRAFT=0, ACCEPT=0, RECOVER=2))
+    monkeypatch.setattr(request_round, "Stream", SimpleNamespace(DRAFT=0, ACCEPT=0, RECOVER=2))
     assert pairs_p_value(Case(rule), TOKENS) < LEVEL / TESTS
 
 
 def test_a_loop_that_judges_with_unprocessed_drafts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_filters(logits: Tensor, params: SamplingParams) -> Tensor:
-        plain = SamplingParams(temperature=1.0) if logits.dim() == 1 else params
-        return probabilities(logits, plain)
+    raw: list[Law | None] = []
 
-    def draw_filtered(p: Tensor, uniform: float) -> int:
-        return sampler_draw(probabilities(p.log(), MORE_CASES["token, top-k"].params), uniform)
+    def remembering(logits: Tensor, rows: Sequence[int], params: SamplingParams, *ids: None) -> list[Law | None]:
+        if ids:  # the drafter's
+            raw[:] = row_laws(logits, rows, PLAIN, *ids)
+        return row_laws(logits, rows, params, *ids)
 
-    sampler_draw = sampler.draw
-    monkeypatch.setattr(sampler, "probabilities", without_filters)
-    monkeypatch.setattr(sampler, "draw", draw_filtered)
+    def add_with_raw_law(one: RequestRound, token: int, q: Law | None = None) -> None:
+        add(one, token, *raw)
+
+    add = RequestRound.add
+    monkeypatch.setattr(batch_sampler, "row_laws", remembering)
+    monkeypatch.setattr(RequestRound, "add", add_with_raw_law)
     assert pairs_p_value(MORE_CASES["token, top-k"], TOKENS) < LEVEL / TESTS

@@ -10,10 +10,10 @@ from dspark.core.block_verification import BlockVerification
 from dspark.core.draft_vocabulary import DraftVocabulary
 from dspark.core.hashed_law import HashedLaw
 from dspark.core.penalties import TokenHistory, penalised
-from dspark.core.rejection import RejectionRule, TokenRejection, verify
+from dspark.core.rejection import RejectionRule, TokenRejection, verify, verify_greedy
 from dspark.core.sampling import draw, probabilities
-from dspark.core.streams import RandomStreams, Stream
-from dspark.engine.sampler import GreedyRound, RequestSampler, RoundSampler
+from dspark.core.streams import RandomStreams, Stream, UniformReader
+from dspark.engine.sampler import RequestSampler, RoundSampler
 from dspark.types import SamplingParams
 
 V, PROMPT, OUTPUT, GAMMA = 8, (0, 3, 1), (2, 2, 4), 3
@@ -96,5 +96,10 @@ def test_greedy_drafts_are_judged_with_a_one_hot_law() -> None:
         assert one_round.judge(p.log()).accepted == survives
 
 
-def test_greedy_round_touches_no_random_numbers() -> None:
-    assert isinstance(sampler(SamplingParams(temperature=0.0), TokenRejection()), GreedyRound)
+def test_greedy_round_touches_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(UniformReader, "read")
+    one_round = sampler(SamplingParams(temperature=0.0), TokenRejection())
+    drafts = run(one_round)
+    best = [int(TARGET((*OUTPUT, *drafts[:j])).argmax()) for j in range(GAMMA + 1)]
+    raw = torch.stack([TARGET((*OUTPUT, *drafts[:j])) for j in range(GAMMA + 1)])
+    assert one_round.judge(raw) == verify_greedy(best, drafts)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -22,3 +24,12 @@ class DraftVocabulary:
         if self.token_ids is None:
             return logits
         return logits.new_full((self.size,), -torch.inf).index_copy_(0, self.token_ids, logits)
+
+    def gather(self, logits: Tensor) -> Tensor:
+        """The drafter's part [V_draft] of logits [V]."""
+        return logits if self.token_ids is None else logits[self.token_ids]
+
+    @property
+    def ids(self) -> NDArray[np.int64] | None:
+        """`token_ids` for numpy."""
+        return None if self.token_ids is None else self.token_ids.numpy(force=True)

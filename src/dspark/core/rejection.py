@@ -4,16 +4,19 @@ Row i of p and q is the law of the token after i drafts, so q[i] is the vector t
 p[k] the law after the whole block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dspark.core.laws import Law, masked_error
 from dspark.core.sampling import draw
-from dspark.errors import SamplingError
 from dspark.types import Verdict
+
+NO_DRAFT = -1
+"""Stands where a block has ended: no token equals it."""
 
 
 class RejectionRule(Protocol):
@@ -84,16 +87,24 @@ def verify(
     return Verdict(accepted, draw(rule.correction(p, q, drafts, accepted), recover[accepted]))
 
 
-def verify_greedy(best: Sequence[int | None], drafts: Sequence[int]) -> Verdict:
+def survives(p: Law, q: Law, draft: int, uniform: float) -> bool:
+    """Whether `TokenRejection` keeps `draft`, which was drawn from q."""
+    mass = q.mass(draft)
+    return mass > 0 and uniform < min(1.0, p.mass(draft) / mass)
+
+
+def verify_greedy(best: Iterable[int | None], drafts: Sequence[int]) -> Verdict:
     """Judge `drafts` [k] against the target's most likely tokens `best` [k + 1]: what both rules do to one-hot laws.
+
+    Nothing is asked of `best` beyond the first draft that does not survive.
 
     Raises:
         SamplingError: every token is masked at the position that closes the block.
     """
-    accepted = next((i for i, draft in enumerate(drafts) if draft != best[i]), len(drafts))
-    token = best[accepted]
+    judged = zip(best, (*drafts, NO_DRAFT), strict=False)
+    accepted, token = next((i, token) for i, (token, draft) in enumerate(judged) if token != draft)
     if token is None:
-        raise SamplingError("no token can be chosen: every token is masked; loosen the constraint on this position")
+        raise masked_error()
     return Verdict(accepted, token)
 
 

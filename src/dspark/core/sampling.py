@@ -4,7 +4,9 @@ Filters run in Hugging Face's order: temperature, top-k, top-p, min-p, each reno
 last one kept are kept too, so that which tokens survive never depends on their ids.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dspark.core.params import is_greedy
@@ -34,14 +36,11 @@ def greedy_tokens(logits: Tensor) -> list[int | None]:
     Raises:
         SamplingError: a row holds NaN or +inf.
     """
-    best, tokens = logits.max(dim=-1)
-    _check_finite(best)
-    return [token if score > -torch.inf else None for score, token in zip(best.tolist(), tokens.tolist(), strict=True)]
-
-
-def is_masked(logits: Tensor) -> bool:
-    """Whether no token of the row [V] can be drawn because all are masked."""
-    return bool(logits.max() == -torch.inf)
+    rows = logits.numpy(force=True)
+    tokens = rows.argmax(axis=-1)  # NaN counts as the largest; many times faster than torch's
+    best = rows[np.arange(len(rows)), tokens]
+    check_finite(best)
+    return [token if score > -np.inf else None for score, token in zip(best.tolist(), tokens.tolist(), strict=True)]
 
 
 def draw(p: Tensor, uniform: float) -> int:
@@ -62,9 +61,19 @@ def draw(p: Tensor, uniform: float) -> int:
     return int(torch.searchsorted(cumulative, total))
 
 
+def check_finite(best: NDArray[np.floating]) -> None:
+    """Refuse rows by their largest logits `best` [R].
+
+    Raises:
+        SamplingError: one is NaN or +inf.
+    """
+    if not (best < np.inf).all():
+        raise SamplingError("the logits hold NaN or +inf; check the weights and the precision of the model")
+
+
 def _one_hot(logits: Tensor) -> Tensor:
     best, tokens = logits.max(dim=-1, keepdim=True)
-    _check_finite(best)
+    check_finite(best.numpy(force=True))
     return torch.zeros_like(logits).scatter_(-1, tokens, (best > -torch.inf).to(logits.dtype))
 
 
@@ -73,14 +82,9 @@ def _softmax(logits: Tensor) -> Tensor:
     # NaN, +inf and a fully masked row all turn the whole row into NaN, so one column tells.
     if p[..., 0].isnan().any():
         best = logits.amax(dim=-1, keepdim=True)
-        _check_finite(best)
+        check_finite(best.numpy(force=True))
         p = torch.where(best > -torch.inf, p, 0)
     return p
-
-
-def _check_finite(best: Tensor) -> None:
-    if best.isnan().any() or (best == torch.inf).any():
-        raise SamplingError("the logits hold NaN or +inf; check the weights and the precision of the model")
 
 
 def _top_k(logits: Tensor, k: int) -> Tensor:

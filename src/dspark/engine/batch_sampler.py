@@ -1,28 +1,47 @@
 """The draws of one round of many requests at once: for each request what a round of its own gives, to the bit.
 
-Shapes: B requests, k_i drafts of request i that are judged, V vocabulary, V_draft draft vocabulary.
+Requests with equal filters are drawn and judged together. Token rejection and greedy decoding look at a request's
+positions one after another, up to the first draft that does not survive. Other rules are given laws over the
+vocabulary.
+
+Shapes: B requests, k_i drafts of request i that are judged, N = k_1 + 1 + ... + k_B + 1 rows, V vocabulary, V_draft
+draft vocabulary.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from dspark.engine.sampler import RequestSampler
-from dspark.errors import ConfigError
+from dspark.core.laws import Law, draw_each, masked_error
+from dspark.core.params import is_greedy
+from dspark.core.rejection import verify_greedy
+from dspark.core.row_laws import row_laws
+from dspark.core.sampling import greedy_tokens
+from dspark.core.streams import UniformReader
+from dspark.engine.request_round import LawKey, RequestRound, law_key
 from dspark.types import Verdict
+
+if TYPE_CHECKING:
+    from dspark.engine.sampler import RequestSampler
 
 
 class BatchRound:
-    """Draws the drafts of B requests, slot by slot, then judges them all.
+    """Draws the drafts of B requests of one drafter, slot by slot, then judges them all.
 
     Each request's drafts, accepted drafts and token follow from its own logits and seed alone, whatever else is in the
     batch. `drafts` [B] are lists of target ids.
     """
 
-    def __init__(self, samplers: Sequence[RequestSampler], starts: Sequence[int], max_drafts: Sequence[int]) -> None:
-        places = zip(samplers, starts, max_drafts, strict=True)
-        self._rounds = [sampler.round(start, most) for sampler, start, most in places]
-        self._most = list(max_drafts)
+    def __init__(self, samplers: Sequence["RequestSampler"], starts: Sequence[int], max_drafts: Sequence[int]) -> None:
+        reader = UniformReader()
+        self._rounds = [
+            RequestRound(each.params, each.vocabulary, each.history, each.rule, each.greedy_drafts, start, most, reader)
+            for each, start, most in zip(samplers, starts, max_drafts, strict=True)
+        ]
 
     @property
     def drafts(self) -> list[list[int]]:
@@ -34,28 +53,114 @@ class BatchRound:
 
         None ends a request's block: all tokens are masked, or it has its `max_drafts`, or copied ones. Whoever got
         None stays with what it has.
+
+        Raises:
+            SamplingError: the logits of a request that drafts hold NaN or +inf.
         """
-        rows = range(len(self._rounds)) if rows is None else rows
-        return [self._draft(row, line) for row, line in zip(rows, logits, strict=True)]
+        asked = self._rounds if rows is None else [self._rounds[row] for row in rows]
+        tokens: list[int | None] = [None] * len(asked)
+        for places in _alike((place, law_key(one.draft_params)) for place, one in enumerate(asked) if one.drafts_more):
+            for place, token in zip(places, _draft_alike([asked[i] for i in places], logits, places), strict=True):
+                tokens[place] = token
+        for one, token in zip(asked, tokens, strict=True):
+            one.open = token is not None
+        return tokens
 
     def copy(self, row: int, tokens: Sequence[int]) -> None:
         """Take `tokens`, found without a law, as the drafts of request `row`, which drafts no others."""
-        if self._rounds[row].drafts:
-            raise ConfigError(f"request {row} of the batch has drafts of its own; copy before drafting")
         self._rounds[row].copy(tokens)
-        self._most[row] = 0
 
     def judge(self, logits: Tensor, lengths: Sequence[int]) -> list[Verdict]:
-        """The outcome of each request given the target's raw logits [k_1 + 1 + ... + k_B + 1, V], k = `lengths`.
+        """The outcome of each request given the target's raw logits [N, V], where k = `lengths`.
 
         Request after request: the rows after 0, ..., k_i drafts. Only its first k_i drafts are judged.
-        """
-        blocks = logits.split([length + 1 for length in lengths])
-        return [one.judge(block) for one, block in zip(self._rounds, blocks, strict=True)]
 
-    def _draft(self, row: int, logits: Tensor) -> int | None:
-        one = self._rounds[row]
-        token = one.draft(logits) if len(one.drafts) < self._most[row] else None
-        if token is None:
-            self._most[row] = 0
-        return token
+        Raises:
+            SamplingError: at a position that decides, every token is masked, or the logits hold NaN or +inf.
+        """
+        begins = list(accumulate((length + 1 for length in lengths), initial=0))
+        verdicts: dict[int, Verdict] = {}
+        in_turn = []
+        for row, (one, length) in enumerate(zip(self._rounds, lengths, strict=True)):
+            block = logits[begins[row] : begins[row] + length + 1]
+            if one.is_greedy:
+                verdicts[row] = _judge_greedy(one, block)
+            elif one.goes_in_turn:
+                in_turn.append(row)
+            else:
+                verdicts[row] = one.judge_block(block)
+        verdicts.update(self._judge_in_turn(in_turn, logits, begins, lengths))
+        return [verdicts[row] for row in range(len(lengths))]
+
+    def laws(self, row: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Laws p [k + 1, V], q [k, V] by which a sampled request is judged, given its raw `logits` [k + 1, V]."""
+        return self._rounds[row].laws(logits)
+
+    def _judge_in_turn(
+        self, waiting: list[int], logits: Tensor, begins: Sequence[int], lengths: Sequence[int]
+    ) -> dict[int, Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        place = 0
+        while waiting:
+            for rows in _alike((row, law_key(self._rounds[row].params)) for row in waiting):
+                laws = _target_laws([self._rounds[row] for row in rows], logits, [begins[row] for row in rows], place)
+                for row, p in zip(rows, laws, strict=True):
+                    verdict = self._rounds[row].judge_row(p, lengths[row], place)
+                    if verdict is not None:
+                        verdicts[row] = verdict
+            waiting = [row for row in waiting if row not in verdicts]
+            place += 1
+        return verdicts
+
+
+def _alike(keyed: Iterable[tuple[int, LawKey]]) -> list[list[int]]:
+    groups: defaultdict[LawKey, list[int]] = defaultdict(list)
+    for item, key in keyed:
+        groups[key].append(item)
+    return list(groups.values())
+
+
+def _draft_alike(rounds: Sequence[RequestRound], logits: Tensor, rows: Sequence[int]) -> list[int | None]:
+    """The next drafts of `rounds` with equal keys, whose raw logits are `rows` of [B, V_draft]."""
+    first = rounds[0]
+    params, vocabulary = first.draft_params, first.vocabulary
+    if law_key(params).penalised:
+        logits = torch.stack([one.penalised_draft(logits[row]) for one, row in zip(rounds, rows, strict=True)])
+        rows = range(len(rounds))
+    if is_greedy(params):
+        best = greedy_tokens(logits if len(rows) == len(logits) else logits[list(rows)])
+        tokens = [None if token is None else vocabulary.token(token) for token in best]
+        for one, token in zip(rounds, tokens, strict=True):
+            if token is not None:
+                one.add(token)
+        return tokens
+    return _draw_drafts(rounds, row_laws(logits, rows, params, vocabulary.ids))
+
+
+def _draw_drafts(rounds: Sequence[RequestRound], laws: Sequence[Law | None]) -> list[int | None]:
+    alive = [(one, law) for one, law in zip(rounds, laws, strict=True) if law is not None]
+    places = draw_each([law for _, law in alive], [one.draft_uniform() for one, _ in alive])
+    for (one, law), place in zip(alive, places, strict=True):
+        one.add(place if law.ids is None else int(law.ids[place]), law)
+    return [None if law is None else one.drafts[-1] for one, law in zip(rounds, laws, strict=True)]
+
+
+def _judge_greedy(one: RequestRound, block: Tensor) -> Verdict:
+    """The verdict given raw logits [k + 1, V]; rows beyond the first draft that does not survive are not read."""
+    best = (greedy_tokens(one.penalised_row(row, i)[None])[0] for i, row in enumerate(block))
+    return verify_greedy(best, one.drafts[: len(block) - 1])
+
+
+def _target_laws(rounds: Sequence[RequestRound], logits: Tensor, begins: Sequence[int], place: int) -> list[Law]:
+    """The target's laws after `place` drafts of `rounds` with equal keys, whose rows of [N, V] begin at `begins`."""
+    params = rounds[0].params
+    rows = [begin + place for begin in begins]
+    if law_key(params).penalised:
+        lines = [one.penalised_row(logits[row], place) for one, row in zip(rounds, rows, strict=True)]
+        logits, rows = torch.stack(lines), list(range(len(lines)))
+    laws = []
+    for law in row_laws(logits, rows, params):
+        if law is None:
+            raise masked_error()
+        laws.append(law)
+    return laws

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dspark.core.admission import DraftPrefix
-from dspark.engine.observer import RoundMemory, RoundObserver
+from dspark.engine.observer import RoundMemory, RoundObserver, Unobserved
 from dspark.engine.options import DecodeOptions
 from dspark.engine.request import Request
 from dspark.engine.result import Commit, GenerationResult, Times
@@ -139,8 +139,8 @@ class Generation:
         block = as_ids([request.anchor, *sampler.drafts])
         output = self._target.forward(block, self._target_cache, self._taps)
         verdict = sampler.judge(self._target.logits(output.last_hidden))
-        if sampler.laws is not None and not copies:
-            request.observer.laws(*sampler.laws)
+        if not copies:
+            self._show_laws(sampler)
         kept = 1 + verdict.accepted
         self._target_cache.rollback(request.length - 1 + kept)
         commit = request.commit_round(sampler.drafts, verdict, bool(copies))
@@ -170,6 +170,12 @@ class Generation:
             previous = sampler.draft(logits) if admitted else None
         self._draft_cache.rollback(request.length - 1)
         self._watch.lap("draft")
+
+    def _show_laws(self, sampler: RoundSampler) -> None:
+        observed = not isinstance(self._request.observer, Unobserved)  # laws over the vocabulary cost time
+        laws = sampler.laws() if observed else None
+        if laws is not None:
+            self._request.observer.laws(*laws)
 
     def _wanted_in_full(self, gamma: int) -> bool:
         request = self._request
