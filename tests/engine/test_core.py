@@ -136,7 +136,7 @@ TRIMMING = [
 
 def trimming(config: SchedulerConfig, overlap: bool = False, seed: int = 1, **options: Any) -> EngineCore:
     target, drafter = models(seed)
-    chosen = EngineOptions(16, 64, 8, scheduler=config, overlap=overlap, lookup=None, **options)
+    chosen = EngineOptions(16, 64, 8, scheduler=config, overlap=overlap, lookup=None, follow_cost=False, **options)
     return EngineCore(target, [Strategy("drafts", drafter)], chosen, COST)
 
 
@@ -248,3 +248,22 @@ def test_requests_that_cannot_be_are_refused_and_leave_nothing_behind() -> None:
         EngineOptions(max_requests=16, max_batched_tokens=8)
     with pytest.raises(ConfigError, match="strategy 'dspork' is unknown"):
         engine(EngineOptions(strategy="dspork"))
+
+
+def test_the_cost_table_follows_the_times_of_real_rounds() -> None:
+    """A clock on which every call takes ten times as long as the table says of whole rounds."""
+    target, drafter = models()
+    ticks = itertools.count()
+    core = EngineCore(
+        target,
+        [Strategy("drafts", drafter)],
+        EngineOptions(4, scheduler=SchedulerConfig("lagged", park=False), lookup=None),
+        CostTable((1, 16), (0,), ((0.1, 0.2),), (1, 4), (0.1, 0.1)),
+        clock=lambda: float(next(ticks)),
+    )
+    for i in range(4):
+        core.add([i], SamplingParams(max_tokens=50, ignore_eos=True))
+    _, steps = run(core)
+    expected = [step.predicted_seconds for step in steps if step.predicted_seconds is not None]
+    assert expected[0] < 0.5
+    assert expected[-1] > 2 * expected[0]

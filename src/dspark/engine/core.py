@@ -26,6 +26,8 @@ from dspark.engine.strategy import PLAIN, Strategy
 from dspark.engine.waiting import WaitingQueue
 from dspark.errors import ConfigError
 from dspark.scheduling.cost import CostModel
+from dspark.scheduling.cost_table import CostTable
+from dspark.scheduling.online_cost import OnlineCost, RoundTiming
 from dspark.types import SamplingParams, Target
 
 ACTIVITIES = ("draft", "verify", "schedule", "other")
@@ -56,7 +58,8 @@ class EngineCore:
         self.memory = EngineMemory(target, self._strategies.values(), self.options)
         self._watch = Stopwatch(clock)
         features = FeatureRows(self._strategies.values(), target.info.hidden_size)
-        planner, most = RoundPlanner.of(self.options, cost), self.options.max_batched_tokens
+        self._cost = OnlineCost(cost) if isinstance(cost, CostTable) and self.options.follow_cost else None
+        planner, most = RoundPlanner.of(self.options, self._cost or cost), self.options.max_batched_tokens
         self._runner = Runner(target, self.memory, features, planner, self._watch, most)
         self.last: StepStats | None = None
         self._waiting: WaitingQueue[Running] = WaitingQueue()
@@ -120,7 +123,22 @@ class EngineCore:
         events += [self._tell(running, commit) for running, commit in ran.commits]
         self._watch.lap("other")
         self.last = self._stats(ran, step, before)
+        self._learn(ran, self.last)
         return events
+
+    def _learn(self, ran: Ran, stats: StepStats) -> None:
+        """Correct the cost table by a step that was a round and nothing else."""
+        if self._cost is None or stats.requests == 0 or stats.prefill_tokens or stats.verify_seconds == 0:
+            return
+        timing = RoundTiming(
+            tokens=stats.requests + stats.verified,
+            context=ran.proposal.context,
+            drafting=stats.drafting,
+            verify_seconds=stats.verify_seconds,
+            draft_seconds=stats.draft_seconds,
+            overhead_seconds=stats.schedule_seconds + stats.other_seconds,
+        )
+        self._cost.observe(timing)
 
     def _stats(self, ran: Ran, step: Step[Running], before: Mapping[str, float]) -> StepStats:
         seconds = _between(before, self._watch.seconds, ACTIVITIES)

@@ -16,7 +16,7 @@ class EngineOptions:
     `prefill_chunk` at most. `pages` of 16 positions are allocated once, by default as many as the requests can need and
     memory allows. `scheduler` decides how many drafts are verified, `strategy` where drafts come from if a request does
     not say; where a text repeats itself, `lookup` copies drafts beside a drafter. `overlap` plans a round while the one
-    before it runs.
+    before it runs. With `follow_cost` the cost table is corrected by the times of real rounds.
 
     Raises:
         ConfigError: a number cannot be; the message names it.
@@ -33,6 +33,7 @@ class EngineOptions:
     rule: RejectionRule = field(default_factory=TokenRejection)
     greedy_drafts: bool = False
     overlap: bool = False
+    follow_cost: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_requests", "max_batched_tokens", "prefill_chunk"):

@@ -28,13 +28,17 @@ from dspark.types import Cache, Target, TargetOutput, Verdict, as_ids
 
 @dataclass(slots=True)
 class Proposal:
-    """Drafts of every member, and how many of them go through the target; no plan where nobody decodes."""
+    """Drafts of every member, and how many of them go through the target; no plan where nobody may draft.
+
+    `context` is the mean number of positions that a member's caches hold.
+    """
 
     groups: list[Group] = field(default_factory=list)
     plan: Plan | None = None
     confidences: Floats | None = None
     lengths: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
+    context: float = 0.0
 
     @property
     def predicted_survival(self) -> float | None:
@@ -137,6 +141,7 @@ class Runner:
         proposal = Proposal(grouped(Member.of(running) for running in decodes))
         members = proposal.members
         proposal.lengths = proposal.drafted = [0] * len(members)
+        proposal.context = float(np.mean([member.running.computed for member in members]))
         batch = self._batch(members, len(members) + room)
         if batch is None:
             return proposal
