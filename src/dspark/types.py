@@ -15,6 +15,7 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch the filters off; `repetition_penalty` 1,
     `presence_penalty` 0 and `frequency_penalty` 0 switch the penalties off. `stop` holds strings that end the answer
     (excluded from the text), `stop_token_ids` ids that do, beside the target's own end tokens unless `ignore_eos`.
+    `logprobs` n asks for the log-probability of each token, and for the n likeliest at its position (0: none beside).
     """
 
     temperature: float = 0.0
@@ -29,6 +30,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +199,28 @@ class BatchDrafter(Drafter, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural logarithm of a token's probability by the target itself: temperature 1, no filters, no penalties.
+
+    `top` are the likeliest tokens of the position with theirs, likeliest first, the lowest id first on ties. Masked
+    tokens have -inf.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    """Outcome of verifying one block: `accepted` drafts survive and `token` follows them (recovered or bonus)."""
+    """Outcome of verifying one block: `accepted` drafts survive and `token` follows them (recovered or bonus).
+
+    `logprobs` are those of the accepted drafts and the token, if the request asks for them.
+    """
 
     accepted: int
     token: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def as_ids(tokens: Sequence[int]) -> Tensor:

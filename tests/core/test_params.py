@@ -34,6 +34,10 @@ BAD: list[tuple[str, Any]] = [
     ("stop", ("",)),
     ("stop_token_ids", (-1,)),
     ("stop_token_ids", 5),
+    ("logprobs", -1),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("logprobs", 1.5),
 ]
 
 

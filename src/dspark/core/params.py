@@ -13,6 +13,10 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this take the most likely token (the limit of DeepSpec and vLLM)."""
 
 
+MAX_LOGPROBS = 20
+"""Most alternatives that a request may ask for at a position (the limit of the OpenAI API)."""
+
+
 def is_greedy(params: SamplingParams) -> bool:
     """Whether these parameters leave nothing to chance."""
     return params.temperature < GREEDY_BELOW
@@ -50,6 +54,12 @@ def _checks(vocab_size: float) -> Iterator[tuple[str, Callable[[Any], bool], str
         "stop_token_ids",
         lambda x: _is_list(x) and all(_is_count(token) and token < vocab_size for token in x),
         f"token ids, 0 or more and below {vocab_size}" if math.isfinite(vocab_size) else "token ids, 0 or more",
+    )
+    most = min(MAX_LOGPROBS, vocab_size)
+    yield (
+        "logprobs",
+        lambda x: x is None or (_is_count(x) and x <= most),
+        f"None (off) or the number of likeliest tokens to tell beside, 0 to {most}",
     )
 
 

@@ -10,6 +10,7 @@ draft vocabulary.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from dspark.core.rejection import verify_greedy
 from dspark.core.row_laws import row_laws
 from dspark.core.sampling import greedy_tokens
 from dspark.core.streams import UniformReader
+from dspark.engine.logprobs import token_logprobs
 from dspark.engine.request_round import LawKey, RequestRound, law_key
 from dspark.types import Verdict
 
@@ -90,11 +92,19 @@ class BatchRound:
             else:
                 verdicts[row] = one.judge_block(block)
         verdicts.update(self._judge_in_turn(in_turn, logits, begins, lengths))
-        return [verdicts[row] for row in range(len(lengths))]
+        return [self._with_logprobs(row, verdicts[row], logits[begins[row] :]) for row in range(len(lengths))]
 
     def laws(self, row: int, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Laws p [k + 1, V], q [k, V] by which a sampled request is judged, given its raw `logits` [k + 1, V]."""
         return self._rounds[row].laws(logits)
+
+    def _with_logprobs(self, row: int, verdict: Verdict, logits: Tensor) -> Verdict:
+        """The verdict with log-probabilities, if its request asks for them; its first row is that of `logits`."""
+        one = self._rounds[row]
+        if one.params.logprobs is None:
+            return verdict
+        tokens = [*one.drafts[: verdict.accepted], verdict.token]
+        return replace(verdict, logprobs=token_logprobs(logits[: len(tokens)], tokens, one.params.logprobs))
 
     def _judge_in_turn(
         self, waiting: list[int], logits: Tensor, begins: Sequence[int], lengths: Sequence[int]

@@ -159,7 +159,7 @@ class EngineCore:
         running.texts.append(commit.text)
         reason = running.request.output.finish_reason
         result = None if reason is None else self._leave(running, reason)
-        return Event(running.key, commit.token_ids, commit.text, reason, result)
+        return Event(running.key, commit.token_ids, commit.text, reason, result, commit.logprobs)
 
     def _stop(self, running: Running, reason: FinishReason) -> None:
         """End a request that did not end by itself."""
@@ -179,6 +179,7 @@ class EngineCore:
             finish_reason=reason,
             tally=request.tally,
             lookup_rounds=request.lookup_rounds,
+            logprobs=tuple(request.logprobs),
             times=Times(**_between(began, spent, ("draft", "verify", "schedule"))),
         )
 

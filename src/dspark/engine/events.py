@@ -3,17 +3,22 @@
 from dataclasses import dataclass
 
 from dspark.engine.result import FinishReason, GenerationResult
+from dspark.types import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a step gave one request: new tokens, the text that can be shown now, and at its end reason and result."""
+    """What a step gave one request: new tokens, the text that can be shown now, and at its end reason and result.
+
+    `logprobs` are those of the new tokens, if the request asks for them.
+    """
 
     request_id: int
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None = None
     result: GenerationResult | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ class Generation:
             finish_reason=output.finish_reason,
             tally=self._request.tally,
             lookup_rounds=self._request.lookup_rounds,
+            logprobs=tuple(self._request.logprobs),
             times=Times(**seconds),
         )
 
@@ -122,7 +123,7 @@ class Generation:
             self._extend(output.features)
         logits = self._target.logits(output.last_hidden[-1:])
         verdict = self._request.sampler.round(start=0, max_drafts=0).judge(logits)
-        commit = self._request.commit_first(verdict.token)
+        commit = self._request.commit_first(verdict)
         self._watch.lap("prefill")
         return commit
 

@@ -1,6 +1,7 @@
 """The state of one request, and what it may not be."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dspark.core.draft_vocabulary import DraftVocabulary
 from dspark.core.params import check_sampling
@@ -13,7 +14,7 @@ from dspark.engine.result import Commit
 from dspark.engine.sampler import RequestSampler
 from dspark.engine.stops import Detokeniser, Output
 from dspark.errors import CapacityError, ConfigError
-from dspark.types import Drafter, SamplingParams, TargetInfo, Verdict
+from dspark.types import Drafter, SamplingParams, TargetInfo, TokenLogprob, Verdict
 
 
 class Request:
@@ -47,6 +48,7 @@ class Request:
         vocabulary = DraftVocabulary(info.vocab_size, None if drafter is None else drafter.info.draft_token_ids)
         history = TokenHistory(prompt_ids)
         self.sampler = RequestSampler(params, vocabulary, history, options.rule, options.greedy_drafts)
+        self.logprobs: list[TokenLogprob] = []
         self.tally = RoundTally()
         self.lookup_rounds = 0
         self.observer: RoundObserver = observer or Unobserved()
@@ -71,10 +73,10 @@ class Request:
         """Drafts of the next round that need no drafter, because the text repeats itself; often none."""
         return [] if self.lookup is None else self.lookup.propose(self.context - self.length)
 
-    def commit_first(self, token: int) -> Commit:
+    def commit_first(self, verdict: Verdict) -> Commit:
         """Take in the token that the prompt's forward yields."""
         self.tally.first_tokens += 1
-        return self._take([token])
+        return self._take([verdict.token], verdict)
 
     def commit_round(
         self, drafts: Sequence[int], verdict: Verdict, copied: bool = False, drafted: int | None = None
@@ -85,7 +87,7 @@ class Request:
 
         Rounds of `copied` drafts count, but say nothing of the drafter: its observer and its memory are not told.
         """
-        commit = self._take([*drafts[: verdict.accepted], verdict.token])
+        commit = self._take([*drafts[: verdict.accepted], verdict.token], verdict)
         emitted = len(commit.token_ids)
         ended = self.output.ended_by_token and emitted <= verdict.accepted
         accepted = emitted if ended else verdict.accepted
@@ -102,8 +104,10 @@ class Request:
         if self.memory is not None:
             self.memory.judged(entry)
 
-    def _take(self, tokens: Sequence[int]) -> Commit:
+    def _take(self, tokens: Sequence[int], verdict: Verdict) -> Commit:
         commit = self.output.take(tokens)
+        commit = replace(commit, logprobs=verdict.logprobs[: len(commit.token_ids)])
+        self.logprobs += commit.logprobs
         self.sampler.commit(commit.token_ids)
         if self.lookup is not None:
             self.lookup.append(commit.token_ids)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dspark.core.tau import RoundTally
+from dspark.types import TokenLogprob
 
 TextEnd = Literal["stop", "length"]
 """A stop token or string; the token limit or the end of the context."""
@@ -14,10 +15,11 @@ FinishReason = Literal["stop", "length", "abort", "deadline"]
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Tokens that one round added to the output, and the text that can be shown now."""
+    """Tokens that one round added to the output, the text that can be shown now, and log-probabilities if asked for."""
 
     token_ids: tuple[int, ...]
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,10 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """One finished request. `text` is empty without a detokeniser; `lookup_rounds` copied their drafts."""
+    """One finished request. `text` is empty without a detokeniser; `lookup_rounds` copied their drafts.
+
+    `logprobs` has one entry a token if `SamplingParams.logprobs` asks for them, else none.
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -49,6 +54,7 @@ class GenerationResult:
     tally: RoundTally
     times: Times
     lookup_rounds: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:

@@ -208,7 +208,7 @@ class Runner:
             round_ = (proposed[:length], verdict, bool(member.copies), len(proposed))
             commits.append((running, running.request.commit_round(*round_)))
         due = [chunk.request for chunk in prefills if _due(chunk)]
-        return [*commits, *((running, running.request.commit_first(next(judged).token)) for running in due)]
+        return [*commits, *((running, running.request.commit_first(next(judged))) for running in due)]
 
     def _keep(self, rows: Rows, output: TargetOutput) -> None:
         """Show drafters the positions that were kept, and let others share them."""

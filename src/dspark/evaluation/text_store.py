@@ -115,7 +115,9 @@ class TextStore:
 
     def _key(self, question: Question) -> str:
         """32 hex digits of everything that decides a text."""
-        decides = [self.info.weights_hash, self.writer.overhang, question.prompt_ids, asdict(question.params)]
+        params = asdict(question.params)
+        del params["logprobs"]  # tells of a text, and decides nothing of it
+        decides = [self.info.weights_hash, self.writer.overhang, question.prompt_ids, params]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
 
     def _features_path(self, text: TargetText, taps: tuple[int, ...]) -> Path:
