@@ -31,10 +31,16 @@ def here() -> World:
     return World.of(torch.distributed.group.WORLD) if torch.distributed.is_initialized() else ALONE
 
 
-def make_trainer(recipe: Recipe, directory: Path = Path("unused")) -> Trainer:
+def make_trainer(recipe: Recipe, directory: Path = Path("unused"), awake: bool = False) -> Trainer:
+    """The trainer of `recipe`; `awake`: with random weights instead of those that start as the identity."""
     target, answers = TinyTarget(), split_answers(tiny_answers(), recipe.data.held_out)
     teacher = Teacher(target, (0, 3), recipe.data.teacher_top_k)
     drafter = build_drafter(recipe, target, answers.train, teacher)
+    if awake:
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(5)
+            for parameter in drafter.parameters():
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
     return Trainer(recipe, drafter, teacher, answers, directory, world=here())
 
 
@@ -111,6 +117,44 @@ def test_bfloat16_products_and_muon_work_on_shards() -> None:
         for (loss, kinds), (expected, _) in zip(found, alone, strict=True):
             assert kinds == [torch.float32]
             assert loss == pytest.approx(expected, rel=2e-2)
+
+
+PRODUCTION = {
+    **tiny_recipe().drafter.model_dump(),
+    "sliding_window": 6,
+    "experts": {"routed": 8, "active": 2, "width": 8},
+    "hyper_connections": {"streams": 2, "iterations": 4},
+}
+"""The paper's production drafter, with experts that nobody chooses."""
+
+
+def mixture_steps(recipes: list[Recipe]) -> list[tuple[Any, dict[str, Tensor], Tensor]]:
+    """Figures and gradients of a first step with awake experts, and the biases that balance them after two more."""
+    found = []
+    for recipe in recipes:
+        trainer = make_trainer(recipe, awake=True)
+        step = trainer.batches(0)
+        result = train_step(trainer.replica, trainer.optimiser, step, trainer.objective, 0.0, 2.0, trainer.loss, here())
+        gradients = {name: plain(p.grad).clone() for name, p in trainer.drafter.named_parameters()}
+        for number in (1, 2):
+            trainer._train(trainer.batches(number), 1e-3)
+        found.append((result.as_json(), gradients, trainer.drafter.draft_layers()[0].mlp.e_score_correction_bias))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_mixture_of_experts_takes_the_same_step_in_several_processes(kind: str) -> None:
+    """Slots choose experts by themselves, wherever they are; the load that moves the biases is that of all."""
+    optimiser = {**tiny_recipe().optimiser.model_dump(), "kind": kind}
+    ways = [divided(parts, drafter=PRODUCTION, optimiser=optimiser) for parts in (1, 2, 4)]
+    ((figures, gradients, bias),) = mixture_steps(ways[:1])
+    assert gradients["layers.0.mlp.gate.weight"].any()
+    assert {bool(gradient.any()) for name, gradient in gradients.items() if ".experts." in name} == {True, False}
+    assert bias.unique().numel() > 1
+    for steps in (mixture_steps(ways[2:]), *gloo(2, mixture_steps, ways[:2])):
+        for found_figures, found_gradients, found_bias in steps:
+            assert_same_step((found_figures, found_gradients), (figures, gradients))
+            assert torch.equal(found_bias, bias)
 
 
 def trained_and_saved(directory: Path) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
 """Each parameter is updated by exactly one optimiser, and bfloat16 products change a step by their rounding alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import optim
@@ -10,6 +12,7 @@ from dspark.training.optimiser import build_optimiser
 from dspark.training.recipe import OptimiserSection
 from dspark.training.teacher import Teacher
 from dspark.training.trainer import draft_index
+from tests.drafters import tiny
 from tests.training.tiny import TinyTarget, tiny_answers, tiny_drafter, tiny_recipe
 
 
@@ -29,6 +32,21 @@ def test_muon_takes_the_matrices_of_the_backbone() -> None:
     matrices = {names[id(p)] for group in muon.param_groups for p in group["params"]}
     layer = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     assert {name.split(".")[-2] for name in matrices} == {*layer, "fc"}
+
+
+def test_routers_and_mixings_of_streams_are_matrices_too_and_their_offsets_are_not() -> None:
+    """Muon: whatever multiplies a vector, router and mHC included. AdamW: norms, scales, biases, kernels and heads."""
+    drafter = tiny.drafter(replace(tiny.PRODUCTION, convolution=tiny.CONVOLVED.convolution))
+    muon, adamw = build_optimiser(OptimiserSection(kind="muon", total_steps=1), drafter).parts
+    names = {id(parameter): name for name, parameter in drafter.named_parameters()}
+    by_muon, by_adamw = (
+        {names[id(p)].removesuffix(".weight").split(".")[-1] for group in part.param_groups for p in group["params"]}
+        for part in (muon, adamw)
+    )
+    attention, mlp = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
+    assert by_muon == {"fc", *attention, *mlp, "gate", "fn", "kernel_projection"}
+    assert by_muon.isdisjoint(by_adamw)
+    assert {"base", "scale", "base_kernel", "markov_w1", "markov_w2", "q_norm", "norm"} <= by_adamw
 
 
 def test_the_rate_reaches_every_part() -> None:
