@@ -93,6 +93,15 @@ def test_equal_prompts_at_once_end_on_the_same_pages() -> None:
         assert results[number].token_ids == alone(STEM[:49], SamplingParams(1.0, seed=seed, max_tokens=5))
 
 
+def test_a_seat_has_pages_for_the_whole_prompt_and_the_round_behind_it() -> None:
+    core = engine(prefill_chunk=4)
+    core.add(STEM[: 2 * PAGE - 3], greedy())
+    core.step()
+    assert core.last is not None
+    assert (core.last.prefill_tokens, core.last.pages_used) == (4, 3)
+    run(core)
+
+
 def test_without_prefix_caching_every_prompt_is_read_whole() -> None:
     core = engine(prefix_caching=False)
     for _ in range(2):
