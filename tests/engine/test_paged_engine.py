@@ -61,6 +61,7 @@ def test_a_prefix_is_read_once_whoever_held_the_pages_before() -> None:
         results, steps = run(core)
         assert results[number].token_ids == alone(prompt, greedy())
     assert sum(step.prefill_tokens for step in steps) == 52 - 3 * PAGE
+    assert sum(step.hit_tokens for step in steps) == 3 * PAGE
 
 
 def test_a_prompt_that_is_known_whole_still_computes_its_last_token() -> None:

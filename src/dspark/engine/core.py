@@ -144,6 +144,7 @@ class EngineCore:
         seconds = _between(before, self._watch.seconds, ACTIVITIES)
         return StepStats(
             **ran.counts(),
+            hit_tokens=step.hits,
             draft_seconds=seconds["draft"],
             verify_seconds=seconds["verify"],
             schedule_seconds=seconds["schedule"],

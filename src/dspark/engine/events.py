@@ -29,12 +29,14 @@ class StepStats:
     target and `accepted` survived; `emitted` tokens went out, first ones included. `budget` is the number of drafts
     that the scheduler had decided on beforehand, None if it left that open. `predicted_survival` is the sum of the
     verified drafts' calibrated survivals (None if nobody asked for confidences), to compare with `accepted`;
-    `predicted_seconds` what the cost model expected of a round of this size.
+    `predicted_seconds` what the cost model expected of a round of this size. Of prompts, `prefill_tokens` were computed
+    and `hit_tokens` found in cached pages, by those who entered.
     """
 
     requests: int = 0
     drafting: int = 0
     prefill_tokens: int = 0
+    hit_tokens: int = 0
     drafted: int = 0
     budget: int | None = None
     verified: int = 0

@@ -82,6 +82,12 @@ class Step(Generic[R]):
     preempted: list[R] = field(default_factory=list)
     drafts: int = 0
 
+    @property
+    def hits(self) -> int:
+        """Positions that those who entered found computed."""
+        entered = {request.key for request in self.entered}
+        return sum(chunk.first for chunk in self.prefills if chunk.request.key in entered)
+
 
 def plan_step(seated: Iterable[R], waiting: WaitingQueue[R], limits: Limits, memory: StepMemory[R]) -> Step[R]:
     """The next step of the `seated` requests and of those that enter; `waiting` and `memory` change with it.
