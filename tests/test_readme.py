@@ -20,6 +20,7 @@ COMMANDS = [
     if not language and line.startswith("dspark ")
 ]
 SHORTENED = {
+    "bench": ["--max-tokens", "4", "--requests", "2", "--arms", "plain,lagged", "--concurrency", "1"],
     "generate": ["--max-tokens", "8"],
     "eval": ["--max-tokens", "4"],
     "calibrate": ["--max-tokens", "24"],
@@ -37,7 +38,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 
 
 def test_it_shows_every_verb() -> None:
-    verbs = {"calibrate", "chat", "data", "doctor", "eval", "generate", "inspect", "profile", "train"}
+    verbs = {"bench", "calibrate", "chat", "data", "doctor", "eval", "generate", "inspect", "profile", "train"}
     assert {command[0] for command in COMMANDS} == verbs
 
 

@@ -30,6 +30,9 @@ SURFACE = {
         "--block-verification",
         "--json",
     },
+    "bench": {"--arms", "--concurrency", "--rate", "--variation", "--limit", "--max-prompt-tokens", "--requests"}
+    | {"--repeats", "--whole", "--seed", "--journal", "--steps", "--plot", "--target", "--drafter", "--mtp", "--lookup"}
+    | {"--max-tokens", "--temperature", "--ignore-eos", "--max-requests", "--overlap", "--dtype", "--json"},
     "train": {"--output", "--set", "--target", "--features", "--log", "--target-ranks", "--json"}
     | {"--states", "--states-model", "--states-dir"},
     "data regenerate": {

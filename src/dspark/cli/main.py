@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import dspark
-from dspark.cli import calibrate, chat, data, doctor, generate, inspect, profile, train
+from dspark.cli import bench, calibrate, chat, data, doctor, generate, inspect, profile, train
 from dspark.cli import eval as evaluation
 from dspark.cli.runner import BAD_INPUT, exit_status
 
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("chat", epilog=chat.EPILOG)(chat.chat)
 app.command("eval", epilog=evaluation.EPILOG)(evaluation.evaluate)
+app.command("bench", epilog=bench.EPILOG)(bench.bench)
 app.add_typer(data.app, name="data")
 app.command("train", epilog=train.EPILOG)(train.train)
 app.command("calibrate", epilog=calibrate.EPILOG)(calibrate.calibrate)

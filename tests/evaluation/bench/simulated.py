@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dspark.core.tau import Round, RoundTally
+from dspark.engine.events import Event, StepStats
+from dspark.engine.result import GenerationResult, Times
 from dspark.types import SamplingParams
 
 
@@ -19,41 +21,6 @@ class Clock:
     def wait(self, seconds: float) -> None:
         assert seconds >= 0
         self.now += seconds
-
-
-@dataclass(frozen=True)
-class Stats:
-    requests: int
-    prefill_tokens: int
-    drafted: int
-    budget: int | None
-    verified: int
-    accepted: int
-    emitted: int
-    predicted_survival: float | None
-    predicted_seconds: float | None
-    seconds: float
-    draft_seconds: float
-    verify_seconds: float
-    schedule_seconds: float
-    other_seconds: float
-    pages_used: int
-    waiting: int
-    preempted: int
-
-
-@dataclass(frozen=True)
-class Answer:
-    token_ids: tuple[int, ...]
-    tally: RoundTally
-
-
-@dataclass(frozen=True)
-class Event:
-    request_id: int
-    token_ids: tuple[int, ...]
-    finish_reason: str | None = None
-    result: Answer | None = None
 
 
 @dataclass
@@ -85,7 +52,7 @@ class SimulatedCore:
     ) -> None:
         self.clock, self.seconds, self.per_token = clock, step, per_token
         self.drafts, self.accepted, self.slots, self.spoil = drafts, accepted, slots, spoil
-        self.last: Stats | None = None
+        self.last: StepStats | None = None
         self.waiting: dict[int, Running] = {}
         self.running: dict[int, Running] = {}
         self.asked: list[Running] = []
@@ -95,14 +62,14 @@ class SimulatedCore:
         return not self.waiting and not self.running
 
     def add(self, prompt_ids: Sequence[int], params: SamplingParams, *, salt: str = "") -> int:
-        request = Running(len(prompt_ids), params.max_tokens, salt, params.seed)
-        self.asked.append(request)
-        self.waiting[len(self.asked)] = request
+        new = Running(len(prompt_ids), params.max_tokens, salt, params.seed)
+        self.asked.append(new)
+        self.waiting[len(self.asked)] = new
         return len(self.asked)
 
-    def abort(self, request_id: int) -> None:
-        self.waiting.pop(request_id, None)
-        self.running.pop(request_id, None)
+    def abort(self, request: int) -> None:
+        self.waiting.pop(request, None)
+        self.running.pop(request, None)
 
     def step(self) -> list[Event]:
         while self.waiting and len(self.running) < self.slots:
@@ -113,8 +80,9 @@ class SimulatedCore:
         seconds = self.seconds + self.per_token * (prompts + old * (1 + self.drafts))
         self.clock.wait(seconds)
         events = [self._event(identity, one) for identity, one in list(self.running.items())]
-        self.last = Stats(
+        self.last = StepStats(
             requests=old,
+            drafting=old if self.drafts else 0,
             prefill_tokens=prompts,
             drafted=old * self.drafts,
             budget=old * self.drafts,
@@ -140,6 +108,7 @@ class SimulatedCore:
             one.tally.add(Round(self.drafts, self.drafts, self.accepted, count))
         one.written += [7] * count
         if len(one.written) < one.limit:
-            return Event(identity, (7,) * count)
+            return Event(identity, (7,) * count, "")
         del self.running[identity]
-        return Event(identity, (7,) * count, "length", Answer(tuple(one.written), one.tally))
+        result = GenerationResult(tuple(one.written), "", "length", one.tally, Times())
+        return Event(identity, (7,) * count, "", "length", result)

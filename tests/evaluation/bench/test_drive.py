@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from dspark.engine.events import Event
 from dspark.errors import EngineError
 from dspark.evaluation.bench.arrivals import Bursty, Poisson
 from dspark.evaluation.bench.drive import drive
@@ -13,7 +14,7 @@ from dspark.evaluation.bench.run_figures import RunFigures, run_figures
 from dspark.evaluation.bench.trace import Run
 from dspark.evaluation.bench.workload import Workload
 from dspark.types import SamplingParams
-from tests.evaluation.bench.simulated import Clock, Event, SimulatedCore
+from tests.evaluation.bench.simulated import Clock, SimulatedCore
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 PROMPTS = [[1] * n for n in (3, 5, 8)]
@@ -56,6 +57,7 @@ def test_drafts_are_counted_per_request_and_round() -> None:
     assert figures.tau == 4.0
     assert figures.drafted_per_request == figures.verified_per_request == 7.0
     assert figures.accepted_per_request == 3.0
+    assert figures.drafting_share == 1.0
     assert figures.observed_survival == 3 / 7
     assert (figures.predicted_survival, figures.predicted_over_real_seconds) == (0.5, 2.0)
     shares = figures.draft_share, figures.verify_share, figures.schedule_share, figures.other_share

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dspark.engine.events import Event
 from dspark.engine.stopwatch import Clock
 from dspark.errors import EngineError
-from dspark.evaluation.bench.serving import Event, ServingCore
+from dspark.evaluation.bench.serving import ServingCore
 from dspark.evaluation.bench.trace import RequestTrace, Run, StepTrace
 from dspark.evaluation.bench.workload import Workload
 

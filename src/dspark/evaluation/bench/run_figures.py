@@ -15,7 +15,8 @@ class RunFigures:
 
     Tokens per second of the window: all, prompts being read meanwhile; and of the steps alone that read no prompt. Of
     users: tokens over the whole wait, p05 being the slow end; and after the first token. `*_per_request` are drafts of
-    one request in one round. Shares are of the engine's time; what is missing to 1 is the driver's and idle time.
+    one request in one round, whether it drafted or not. Predicted seconds are of rounds, and compared where a step read
+    no prompt. Shares are of the engine's time.
     """
 
     tokens_per_second: float
@@ -38,6 +39,7 @@ class RunFigures:
     step_seconds: float
     prefill_tokens: int
     requests_per_step: float
+    drafting_share: float
     tau: float
     drafted_per_request: float
     verified_per_request: float
@@ -84,6 +86,7 @@ def run_figures(run: Run) -> RunFigures:
         step_seconds=_ratio(engine, len(steps)),
         prefill_tokens=sum(s.prefill_tokens for s in stats),
         requests_per_step=_ratio(rounds, len(steps)),
+        drafting_share=_ratio(sum(s.drafting for s in stats), rounds),
         tau=RoundTally.merged(r.tally for r in requests if r.tally is not None).tau,
         drafted_per_request=_ratio(sum(s.drafted for s in stats), rounds),
         verified_per_request=_ratio(verified, rounds),
@@ -92,7 +95,9 @@ def run_figures(run: Run) -> RunFigures:
         predicted_survival=_survival(steps, predicted=True),
         observed_survival=_survival(steps, predicted=False),
         predicted_over_real_seconds=_median(
-            s.predicted_seconds / s.seconds for s in stats if s.predicted_seconds is not None and s.seconds > 0
+            s.predicted_seconds / s.seconds
+            for s in stats
+            if s.predicted_seconds is not None and s.seconds > 0 and not s.prefill_tokens
         ),
         draft_share=_ratio(sum(s.draft_seconds for s in stats), engine),
         verify_share=_ratio(sum(s.verify_seconds for s in stats), engine),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dspark.core.tau import RoundTally
-from dspark.evaluation.bench.serving import StepStats
+from dspark.engine.events import StepStats
 
 
 @dataclass(slots=True)
