@@ -8,8 +8,9 @@ from safetensors.torch import save_file
 
 from dspark.data.backoff import Backoff
 from dspark.data.endpoint import Endpoint
-from dspark.data.vllm_states import VllmStates, extraction_layers, read_states, stack_states
+from dspark.data.vllm_states import VllmStates, extraction_layers, read_states
 from dspark.errors import CompatibilityError, EndpointError, FormatError
+from dspark.types import AFTER_NORM
 from tests.data.vllm_server import VllmServer
 
 pytest.importorskip("httpx2", reason="needs the extra `data`")
@@ -106,11 +107,4 @@ def test_layers_are_numbered_by_what_they_enter():
     """transformers' hidden_states index: ours + 1, and the number of layers for the last."""
     assert extraction_layers((1, 8, 15, 22, 28), 30) == (2, 9, 16, 23, 29, 30)
     assert extraction_layers((3, -1), 4) == (0, 4)
-
-
-def test_wanted_layers_are_laid_side_by_side_in_any_order():
-    stacked = stack_states([states([1, 2]), states([3])], LAYERS, [6, 1], 3)
-    assert stacked.shape == (2, 3, 10)
-    assert torch.equal(stacked[0, :2], torch.cat((states([1, 2])[:, 2], states([1, 2])[:, 0]), -1))
-    assert not stacked[0, 2].any()
-    assert not stacked[1, 1:].any()
+    assert extraction_layers((AFTER_NORM, 1), 4) == (2, 4)

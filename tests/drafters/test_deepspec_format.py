@@ -220,7 +220,8 @@ def test_ingredients_are_not_overlooked_under_deepspecs_name(tmp_path):
     [
         ({"speculators_model_type": "dspark", "architectures": ["DSparkSpeculator"]}, "vLLM speculators"),
         ({"architectures": ["DSparkDraftModel"], "dflash_config": {"projector_type": "dspark"}}, "SpecForge"),
-        ({"architectures": ["DFlashDraftModel"]}, "z-lab DFlash"),
+        ({"architectures": ["DFlashDraftModel"]}, "z-lab DFlash checkpoint .fill-in layout"),
+        ({"architectures": ["DFlash2DraftModel"]}, "z-lab DFlash 2 checkpoint .fill-in layout"),
         ({"architectures": ["Gemma4Eagle3Model"]}, "Gemma 4"),
         ({"architectures": ["LlamaForCausalLM"]}, "architecture 'LlamaForCausalLM'"),
         ({"architectures": []}, "architecture 'nothing'"),

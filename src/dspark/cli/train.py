@@ -8,8 +8,8 @@ import typer
 
 from dspark.cli import console
 from dspark.cli.options import JsonOption, examples
-from dspark.cli.remote_states import StatesDirOption, StatesModelOption, StatesOption, remote_target
 from dspark.cli.runner import INTERRUPTED
+from dspark.cli.served_states import StatesDirOption, StatesModelOption, StatesOption, served_states
 from dspark.cli.session import open_native_target, open_trainable_target
 from dspark.cli.training_bar import training_bar
 
@@ -90,18 +90,18 @@ def train(
         watchers = open_watchers(log or (), output) if placement.leads else ()
         with console.status(f"Loading {plan.target} ...", quiet=quiet):
             name, kernel = target or plan.target, sequence_kernel(resolve_precision(plan.precision))
-            model = (
-                open_trainable_target(name, kernel)
-                if states is None
-                else remote_target(open_native_target(name, kernel), plan, states, states_model, states_dir)
-            )
+            if states is None:
+                model, source = open_trainable_target(name, kernel), None
+            else:
+                model = open_native_target(name, kernel)
+                source = served_states(model, plan, states, states_model, states_dir)
         with training_bar(quiet=quiet) as show:
 
             def watch(progress: "Progress") -> None:
                 for each in (show, *watchers):
                     each(progress)
 
-            report = take_part(placement, plan, model, output, features, watch=watch)
+            report = take_part(placement, plan, model, output, features, watch=watch, source=source)
         if placement.leads and report is not None:
             _tell(report, draw_run(output), json)
     if report is not None and not report.finished:

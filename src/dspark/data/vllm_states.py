@@ -15,13 +15,13 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from dspark.data.endpoint import BUSY, Endpoint
 from dspark.errors import CompatibilityError, EndpointError, FormatError
+from dspark.types import AFTER_NORM
 
 if TYPE_CHECKING:
     from httpx2 import AsyncClient, Response
@@ -43,7 +43,7 @@ class HiddenStates(Protocol):
 
 def extraction_layers(taps: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """The layer ids that a server must extract for our `taps` and the last hidden state."""
-    return tuple(sorted({tap + 1 for tap in taps} | {num_layers}))
+    return tuple(sorted({tap + 1 for tap in taps if tap != AFTER_NORM} | {num_layers}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +166,3 @@ def _await_lock(file: TextIO, lock: Path, deadline: float) -> None:
             if time.monotonic() >= deadline:
                 raise FormatError(f"{lock} is still held: the server has not finished writing. Wait longer.") from None
             time.sleep(_POLL)
-
-
-def stack_states(states: Sequence[Tensor], layers: Sequence[int], wanted: Sequence[int], length: int) -> Tensor:
-    """States [B, length, len(wanted) * d] of the `wanted` among `layers`, side by side, zero behind each sequence."""
-    places = [list(layers).index(layer) for layer in wanted]
-    width = states[0].shape[-1]
-    stacked = states[0].new_zeros(len(states), length, len(wanted) * width)
-    for row, one in zip(stacked, states, strict=True):
-        row[: len(one)] = torch.cat([one[:, place] for place in places], dim=-1)
-    return stacked

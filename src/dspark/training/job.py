@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from dspark.training.hidden_states import LocalStates, RemoteStates, StateServer
+from dspark.training.hidden_states import LocalStates, RemoteStates, StateServer, StateSource
 from dspark.training.placement import Placement, serve
 from dspark.training.progress import Progress
 from dspark.training.recipe import Recipe
@@ -21,15 +21,19 @@ def take_part(
     teacher_directory: Path | None = None,
     cadence: Cadence | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
+    source: StateSource | None = None,
 ) -> TrainReport | None:
-    """`run.train` in a process that trains; None from one that has served the target's states to the end."""
+    """`run.train` in a process that trains; None from one that has served the target's states to the end.
+
+    States come from `source` where it is given: trainers ask it, or the processes that serve them do.
+    """
     if not placement.trains:
-        serve(StateServer(LocalStates(target), taps_of(recipe)), placement.channels)
+        serve(StateServer(source or LocalStates(target), taps_of(recipe)), placement.channels)
         return None
-    sources = [RemoteStates(channel, target.info.hidden_size) for channel in placement.channels]
+    served = [RemoteStates(channel, target.info.hidden_size) for channel in placement.channels]
     try:
-        source = sources[0] if sources else None
-        return train(recipe, target, directory, teacher_directory, cadence, watch, placement.world, source)
+        nearest = served[0] if served else source
+        return train(recipe, target, directory, teacher_directory, cadence, watch, placement.world, nearest)
     finally:
-        for each in sources:
+        for each in served:
             each.close()

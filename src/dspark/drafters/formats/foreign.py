@@ -14,7 +14,8 @@ BY_ARCHITECTURE = {
     "Gemma4Eagle3Model": "a DeepSpec Eagle3 drafter for Gemma 4",
     "DSparkDraftModel": "a SpecForge or TorchSpec checkpoint",
     "DSparkSpeculator": "a vLLM speculators checkpoint",
-    "DFlashDraftModel": "a z-lab DFlash checkpoint (fill-in layout)",
+    "DFlashDraftModel": "a z-lab DFlash checkpoint (fill-in layout, see docs/algorithms.md)",
+    "DFlash2DraftModel": "a z-lab DFlash 2 checkpoint (fill-in layout, see docs/algorithms.md)",
     "Lfm2DSparkDraftModel": "an LFM2 drafter",
     "LlamaForCausalLMEagle3": "an Eagle3 checkpoint in SGLang's packaging",
 }

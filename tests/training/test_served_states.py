@@ -8,8 +8,9 @@ from torch import Tensor
 
 from dspark.data.vllm_states import extraction_layers
 from dspark.errors import CompatibilityError
-from dspark.training.remote_target import RemoteTarget
+from dspark.training.served_states import ServedStates
 from dspark.training.teacher import Teacher
+from dspark.types import AFTER_NORM
 from tests.training.tiny import LAYERS, TinyTarget, tiny_answers
 
 TAPS = (3, 0)
@@ -38,20 +39,21 @@ class Source:
         return features.unflatten(-1, (len(taps), -1))
 
 
-def test_records_are_those_of_the_target_here() -> None:
-    """Taps out of order, answers of different lengths in one batch."""
-    answers = tiny_answers(3)
-    remote = RemoteTarget(LocalTarget(), Source(extraction_layers(TAPS, LAYERS)))
-    ours = Teacher(remote, TAPS, 5).records(answers)
-    expected = Teacher(TinyTarget(), TAPS, 5).records(answers)
+@pytest.mark.parametrize("taps", [TAPS, (AFTER_NORM,), (AFTER_NORM, 2)])
+def test_records_are_those_of_the_target_here(taps: tuple[int, ...]) -> None:
+    """Taps out of order, answers of different lengths in one batch, laws at some of their tokens alone."""
+    answers, wanted = tiny_answers(3), [torch.arange(2, 9), torch.tensor([4]), torch.arange(5)]
+    source = ServedStates(Source(extraction_layers(taps, LAYERS)), LocalTarget())
+    ours = Teacher(LocalTarget(), taps, 5, source=source).records(answers, wanted)
+    expected = Teacher(TinyTarget(), taps, 5).records(answers, wanted)
     for record, other in zip(ours, expected, strict=True):
         assert record.features.equal(other.features)
         assert record.ids.equal(other.ids)
-        assert record.probabilities.equal(other.probabilities)
+        torch.testing.assert_close(record.probabilities, other.probabilities, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("layers", [(1, 4), (1, LAYERS), (4, LAYERS)])
 def test_a_source_that_lacks_a_layer_is_refused(layers: tuple[int, ...]) -> None:
-    remote = RemoteTarget(LocalTarget(), Source(layers))
+    source = ServedStates(Source(layers), LocalTarget())
     with pytest.raises(CompatibilityError, match=r"taps need \[1, 4, 6\]"):
-        Teacher(remote, TAPS, 5).records(tiny_answers(1))
+        Teacher(LocalTarget(), TAPS, 5, source=source).records(tiny_answers(1))

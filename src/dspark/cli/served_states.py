@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from dspark.targets.native import NativeTarget
     from dspark.training.recipe import Recipe
-    from dspark.training.remote_target import RemoteTarget
+    from dspark.training.served_states import ServedStates
 
 _PANEL = "Hidden states from a server"
 
@@ -44,18 +44,18 @@ StatesDirOption = Annotated[
 ]
 
 
-def remote_target(
+def served_states(
     local: "NativeTarget", plan: "Recipe", url: str, model: str | None, directory: Path | None
-) -> "RemoteTarget":
-    """`local`, taught by the server at `url`."""
+) -> "ServedStates":
+    """States that the server at `url` computes, for a teacher whose weights `local` has."""
     import os
 
     from dspark.data.endpoint import Endpoint
     from dspark.data.vllm_states import VllmStates, extraction_layers
     from dspark.training.algorithms.registry import algorithm_named
-    from dspark.training.remote_target import RemoteTarget
+    from dspark.training.served_states import ServedStates
 
     taps = algorithm_named(plan.algorithm).taps(plan.drafter)
     layers = extraction_layers(taps, local.info.num_layers)
     endpoint = Endpoint(url, os.environ.get("OPENAI_API_KEY", ""))
-    return RemoteTarget(local, VllmStates(endpoint, model or plan.target, layers, directory))
+    return ServedStates(VllmStates(endpoint, model or plan.target, layers, directory), local)
