@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from dspark.data.answers import split_answers
-from dspark.errors import CompatibilityError
+from dspark.errors import CompatibilityError, EndpointError
+from dspark.training.hidden_states import LocalStates
 from dspark.training.progress import Progress
 from dspark.training.recipe import Recipe
 from dspark.training.setup import build_drafter
@@ -49,6 +50,34 @@ def test_resuming_after_a_kill_changes_nothing(tmp_path: Path, killed_after: int
     stop_after(make_trainer(tmp_path / "cut", tiny_recipe()), killed_after)
     resumed = make_trainer(tmp_path / "cut", tiny_recipe())
     assert resumed.run() == 6
+    for name, value in parameters(straight).items():
+        assert torch.equal(value, parameters(resumed)[name]), name
+
+
+@dataclasses.dataclass
+class DyingSource:
+    """Gives states of as many batches as it has breath for; then its server is gone."""
+
+    breath: int
+
+    def states(self, sequences, places, taps):
+        if self.breath == 0:
+            raise EndpointError("the server is gone.")
+        self.breath -= 1
+        return LocalStates(TinyTarget()).states(sequences, places, taps)
+
+
+def test_a_server_that_dies_costs_no_finished_step(tmp_path: Path) -> None:
+    straight = make_trainer(tmp_path / "straight", tiny_recipe())
+    straight.run()
+    cut = make_trainer(tmp_path / "cut", tiny_recipe(), cadence=Cadence(100, 1e9))
+    cut.teacher = dataclasses.replace(cut.teacher, source=DyingSource(3))
+    with pytest.raises(EndpointError, match=r"^the server is gone. 3 steps are saved; the same command goes on$"):
+        cut.run()
+    assert read_state(tmp_path / "cut" / "state").step == 3
+    resumed = make_trainer(tmp_path / "cut", tiny_recipe())
+    assert resumed.run() == 6
+    assert [row["step"] for row in resumed.log.rows()] == [1, 2, 3, 4, 5, 6]
     for name, value in parameters(straight).items():
         assert torch.equal(value, parameters(resumed)[name]), name
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dspark.data.answers import Answer, AnswerSplit
 from dspark.drafters.drafter_module import DrafterModule
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, EndpointError
 from dspark.targets.registry import parse_dtype
 from dspark.training.algorithms.registry import algorithm_named
 from dspark.training.batches import Batch, batch_indices, draw_anchors, gather_batch, make_batch, taught_tokens
@@ -98,7 +98,7 @@ class Trainer:
             stop = False
             while not self.finished and not stop:
                 self._keep_uncooled()
-                self._advance()
+                self._advance_or_keep()
                 due = time.monotonic() - saved > self.cadence.save_seconds
                 stop, due = self.world.any(stop_requested(), due)
                 if due:
@@ -117,6 +117,20 @@ class Trainer:
     def finished(self) -> bool:
         """Whether nothing is left to do: at the last step, or stopped early."""
         return self.step >= self.recipe.optimiser.total_steps or self.stopped_early
+
+    def _advance_or_keep(self) -> None:
+        """A step; where a server's hidden states fail to come, the steps before it are saved first."""
+        step = self.step
+        try:
+            self._advance()
+        except EndpointError as error:
+            # States come before anything changes. Several processes would have to agree that this happened to one.
+            if self.world.group is not None or self.step != step or step == 0:
+                raise
+            self._save(STATE)
+            raise EndpointError(
+                f"{str(error).rstrip('.')}. {step} steps are saved; the same command goes on"
+            ) from error
 
     def _advance(self) -> None:
         started, started_cpu = time.monotonic(), time.process_time()
