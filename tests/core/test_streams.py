@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dspark.core.streams import RandomStreams, Stream
+from dspark.core.streams import RandomStreams, Stream, UniformReader
 from dspark.errors import ConfigError
 
 LEVEL = 1e-6
@@ -29,6 +29,18 @@ def test_a_longer_call_begins_with_a_shorter_one() -> None:
     streams = RandomStreams(2**64 - 1)
     assert streams.uniforms(Stream.ACCEPT, 9, 8)[:3] == streams.uniforms(Stream.ACCEPT, 9, 3)
     assert streams.uniforms(Stream.ACCEPT, 9, 0) == ()
+
+
+def test_one_reader_gives_every_request_its_own_values() -> None:
+    reader = UniformReader()
+    for seed, stream, start, count in (
+        (1, Stream.DRAFT, 5, 3),
+        (2**64 - 1, Stream.RECOVER, 0, 9),
+        (1, Stream.DRAFT, 5, 1),
+    ):
+        key = np.array((seed, stream), dtype=np.uint64)
+        fresh = np.random.Philox(key=key, counter=np.array((0, start, 0, 0), dtype=np.uint64))
+        assert reader.read(seed, stream, start, count) == np.random.Generator(fresh).random(count).tolist()
 
 
 def test_every_part_of_the_key_matters() -> None:

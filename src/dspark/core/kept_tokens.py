@@ -22,6 +22,10 @@ Reals = NDArray[np.float64]
 
 SET = 64
 """Most tokens of a set."""
+FEW = 48
+"""Sets that are looked into rather than summing the row."""
+IN_CACHE = 2**17
+"""Tokens whose weights are summed at once."""
 UNSEEN = 1e-8
 """Share of the mass that tokens left out of a sum may have together: less than float32 tells from none."""
 SLACK = 1e-6
@@ -57,19 +61,18 @@ def kept_laws(logits: Tensor, rows: Ids, params: SamplingParams) -> list[KeptLaw
 
 @dataclass(frozen=True, slots=True)
 class _Sets:
-    """The asked rows, seen as [depth, S]: set s holds the tokens s, s + S, ...; `peaks` [R, S]: their best logits."""
+    """The asked rows, in sets of neighbouring tokens: `peaks` [R, S] are the best logit of each."""
 
-    logits: NDArray[np.floating]  # [N, depth, S]
+    logits: NDArray[np.floating]  # [N, S, tokens of a set]
     rows: Ids
     peaks: NDArray[np.floating]
 
     @classmethod
     def of(cls, logits: Tensor, rows: Ids) -> "_Sets":
-        depth = math.gcd(logits.shape[1], SET)
-        view = logits.view(len(logits), depth, -1)
+        view = logits.view(len(logits), -1, math.gcd(logits.shape[1], SET))
         if len(rows) == len(logits):
-            return cls(view.numpy(), rows, view.amax(dim=1).numpy())
-        return cls(view.numpy(), rows, np.stack([view[row].amax(dim=0).numpy() for row in rows]))
+            return cls(view.numpy(), rows, view.amax(dim=2).numpy())
+        return cls(view.numpy(), rows, np.stack([view[row].amax(dim=1).numpy() for row in rows]))
 
     @property
     def width(self) -> int:
@@ -82,20 +85,33 @@ class _Sets:
         best: NDArray[np.floating] = self.peaks.max(axis=1)
         return best
 
+    def only(self, some: Ids) -> "_Sets":
+        """Some of the R rows."""
+        return _Sets(self.logits, self.rows[some], self.peaks[some])
+
     def above(self, floor: Reals) -> tuple[Ids, Ids, NDArray[np.floating]]:
         """Row (of R), token and logit of everything that is `floor` [R] or more and not masked, row by row by token."""
-        of_set, sets = ((self.peaks >= floor[:, None]) & (self.peaks > -np.inf)).nonzero()
-        values = self.logits[self.rows[of_set], :, sets]
-        hits, layer = ((values >= floor[of_set, None]) & (values > -np.inf)).nonzero()
-        row, token = of_set[hits], layer * self.peaks.shape[1] + sets[hits]
-        order = (row * self.width + token).argsort()
-        return row[order], token[order], values[hits, layer][order]
+        floor = np.maximum(floor, np.finfo(self.peaks.dtype).min)
+        of_set, sets = (self.peaks >= floor[:, None]).nonzero()
+        values = self.logits[self.rows[of_set], sets]
+        hits = np.flatnonzero(values >= floor[of_set, None])
+        place, inside = np.divmod(hits, values.shape[1])
+        return of_set[place], sets[place] * values.shape[1] + inside, values.reshape(-1)[hits]
 
-    def total(self, row: int, best: float, temperature: float) -> float:
-        """Sum over all tokens of exp((logit - best) / temperature)."""
-        scaled = (self.logits[self.rows[row]].reshape(-1) - np.float32(best)) * np.float32(1 / temperature)
+    def totals(self, best: Reals, temperature: float) -> Reals:
+        """Sum over all tokens of exp((logit - best) / temperature), a few rows at a time."""
+        size = max(IN_CACHE // self.width, 1)
+        parts = [self._totals(slice(i, i + size), best, temperature) for i in range(0, len(best), size)]
+        return np.concatenate(parts)
+
+    def _totals(self, part: slice, best: Reals, temperature: float) -> Reals:
+        scaled = self.logits[self.rows[part]].reshape(-1, self.width) - best[part, None].astype(self.logits.dtype)
+        if temperature != 1:
+            scaled *= scaled.dtype.type(1 / temperature)
         np.maximum(scaled, -80, out=scaled)  # adds nothing, and spares numbers so small that processors are slow
-        return float(np.exp(scaled, out=scaled).sum(dtype=np.float64))
+        of_sets = np.exp(scaled, out=scaled).reshape(len(scaled), *self.logits.shape[1:]).sum(axis=2)
+        total: Reals = of_sets.astype(np.float64).sum(axis=1)
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,25 +149,38 @@ def _candidates(sets: _Sets, params: SamplingParams) -> _Candidates:
 
 def _floor(sets: _Sets, best: Reals, params: SamplingParams) -> tuple[Reals, Reals]:
     """Logits [R] below which nothing is kept (nor needed for the sum, where no total is known), and the totals [R]."""
-    unknown = np.zeros(len(best))
+    totals = np.zeros(len(best))
     if 0 < params.top_k < sets.width:
-        return _kth_at_least(sets, params.top_k), unknown
+        return _kth_at_least(sets, params.top_k), totals
     if params.top_p >= 1:
         least = math.log(params.min_p) - SLACK if params.min_p > 0 else -math.inf
-        return best + params.temperature * least, unknown
+        return best + params.temperature * least, totals
     floor = best - params.temperature * (math.log(sets.width) - math.log(UNSEEN))
-    for row in _crowded(sets, floor):
-        unknown[row] = sets.total(row, best[row], params.temperature)
-        # Tokens below this weigh less than 1 - top_p together, so none of them is kept.
-        share = math.log(unknown[row] * (1 - params.top_p) / sets.width)
-        floor[row] = best[row] + params.temperature * (min(share, 0.0) - SLACK)
-    return floor, unknown
+    crowded = np.flatnonzero((sets.peaks >= floor[:, None]).sum(axis=1) > max(sets.peaks.shape[1] // 8, FEW))
+    if len(crowded):  # so much is above the floor that summing whole rows costs less
+        some = sets.only(crowded)
+        totals[crowded] = some.totals(best[crowded], params.temperature)
+        floor[crowded] = _nucleus_floor(some, best[crowded], totals[crowded], params)
+    return floor, totals
 
 
-def _crowded(sets: _Sets, floor: Reals) -> list[int]:
-    """Rows with so much above `floor` that summing the whole row costs less."""
-    counts = (sets.peaks >= floor[:, None]).sum(axis=1)
-    return [row for row, count in enumerate(counts.tolist()) if count > sets.peaks.shape[1] // 8]
+def _nucleus_floor(sets: _Sets, best: Reals, totals: Reals, params: SamplingParams) -> Reals:
+    """Logits [R] that no token of the nucleus is below: those of few sets, if what is above them weighs enough."""
+    # Tokens below this weigh less than 1 - top_p together, so none of them is kept.
+    shares = np.log(totals * (1 - params.top_p) / sets.width)
+    floor = best + params.temperature * (np.minimum(shares, 0) - SLACK)
+    waiting = np.arange(len(best))
+    for share in (16, 4):
+        some = sets.only(waiting)
+        guess = np.maximum(_kth_at_least(some, max(sets.peaks.shape[1] // share, 1)), floor[waiting])
+        row, _, logits = some.above(guess)
+        weights = np.exp((logits - best[waiting][row]) / params.temperature)
+        enough = np.bincount(row, weights, len(waiting)) > (params.top_p + SLACK) * totals[waiting]
+        floor[waiting[enough]] = guess[enough]
+        waiting = waiting[~enough]
+        if not len(waiting):
+            break
+    return floor
 
 
 def _kth_at_least(sets: _Sets, k: int) -> Reals:

@@ -9,7 +9,7 @@ draft vocabulary.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from dspark.core.row_laws import row_laws
 from dspark.core.sampling import greedy_tokens
 from dspark.core.streams import UniformReader
 from dspark.engine.logprobs import token_logprobs
-from dspark.engine.request_round import LawKey, RequestRound, law_key
+from dspark.engine.request_round import LawKey, RequestRound
 from dspark.types import Verdict
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class BatchRound:
         """
         asked = self._rounds if rows is None else [self._rounds[row] for row in rows]
         tokens: list[int | None] = [None] * len(asked)
-        for places in _alike((place, law_key(one.draft_params)) for place, one in enumerate(asked) if one.drafts_more):
+        for places in _alike((place, one.draft_key) for place, one in enumerate(asked) if one.drafts_more):
             for place, token in zip(places, _draft_alike([asked[i] for i in places], logits, places), strict=True):
                 tokens[place] = token
         for one, token in zip(asked, tokens, strict=True):
@@ -92,19 +92,20 @@ class BatchRound:
             else:
                 verdicts[row] = one.judge_block(block)
         verdicts.update(self._judge_in_turn(in_turn, logits, begins, lengths))
-        return [self._with_logprobs(row, verdicts[row], logits[begins[row] :]) for row in range(len(lengths))]
+        return [self._with_logprobs(row, verdicts[row], logits, begins[row]) for row in range(len(lengths))]
 
     def laws(self, row: int, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Laws p [k + 1, V], q [k, V] by which a sampled request is judged, given its raw `logits` [k + 1, V]."""
         return self._rounds[row].laws(logits)
 
-    def _with_logprobs(self, row: int, verdict: Verdict, logits: Tensor) -> Verdict:
-        """The verdict with log-probabilities, if its request asks for them; its first row is that of `logits`."""
+    def _with_logprobs(self, row: int, verdict: Verdict, logits: Tensor, begin: int) -> Verdict:
+        """The verdict with log-probabilities, if its request asks for them; its rows begin at `begin`."""
         one = self._rounds[row]
         if one.params.logprobs is None:
             return verdict
         tokens = [*one.drafts[: verdict.accepted], verdict.token]
-        return replace(verdict, logprobs=token_logprobs(logits[: len(tokens)], tokens, one.params.logprobs))
+        rows = logits[begin : begin + len(tokens)]
+        return replace(verdict, logprobs=token_logprobs(rows, tokens, one.params.logprobs))
 
     def _judge_in_turn(
         self, waiting: list[int], logits: Tensor, begins: Sequence[int], lengths: Sequence[int]
@@ -112,9 +113,9 @@ class BatchRound:
         verdicts: dict[int, Verdict] = {}
         place = 0
         while waiting:
-            for rows in _alike((row, law_key(self._rounds[row].params)) for row in waiting):
+            for rows in _alike((row, self._rounds[row].key) for row in waiting):
                 laws = _target_laws([self._rounds[row] for row in rows], logits, [begins[row] for row in rows], place)
-                for row, p in zip(rows, laws, strict=True):
+                for row, p in zip(rows, laws, strict=True):  # each law is used up before the next one is made
                     verdict = self._rounds[row].judge_row(p, lengths[row], place)
                     if verdict is not None:
                         verdicts[row] = verdict
@@ -134,7 +135,7 @@ def _draft_alike(rounds: Sequence[RequestRound], logits: Tensor, rows: Sequence[
     """The next drafts of `rounds` with equal keys, whose raw logits are `rows` of [B, V_draft]."""
     first = rounds[0]
     params, vocabulary = first.draft_params, first.vocabulary
-    if law_key(params).penalised:
+    if first.draft_key.penalised:
         logits = torch.stack([one.penalised_draft(logits[row]) for one, row in zip(rounds, rows, strict=True)])
         rows = range(len(rounds))
     if is_greedy(params):
@@ -144,7 +145,7 @@ def _draft_alike(rounds: Sequence[RequestRound], logits: Tensor, rows: Sequence[
             if token is not None:
                 one.add(token)
         return tokens
-    return _draw_drafts(rounds, row_laws(logits, rows, params, vocabulary.ids))
+    return _draw_drafts(rounds, list(row_laws(logits, rows, params, vocabulary.ids)))
 
 
 def _draw_drafts(rounds: Sequence[RequestRound], laws: Sequence[Law | None]) -> list[int | None]:
@@ -161,16 +162,14 @@ def _judge_greedy(one: RequestRound, block: Tensor) -> Verdict:
     return verify_greedy(best, one.drafts[: len(block) - 1])
 
 
-def _target_laws(rounds: Sequence[RequestRound], logits: Tensor, begins: Sequence[int], place: int) -> list[Law]:
+def _target_laws(rounds: Sequence[RequestRound], logits: Tensor, begins: Sequence[int], place: int) -> Iterator[Law]:
     """The target's laws after `place` drafts of `rounds` with equal keys, whose rows of [N, V] begin at `begins`."""
     params = rounds[0].params
     rows = [begin + place for begin in begins]
-    if law_key(params).penalised:
+    if rounds[0].key.penalised:
         lines = [one.penalised_row(logits[row], place) for one, row in zip(rounds, rows, strict=True)]
         logits, rows = torch.stack(lines), list(range(len(lines)))
-    laws = []
     for law in row_laws(logits, rows, params):
         if law is None:
             raise masked_error()
-        laws.append(law)
-    return laws
+        yield law

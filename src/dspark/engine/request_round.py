@@ -30,7 +30,10 @@ class LawKey:
 
 @dataclass(slots=True)
 class RequestRound:
-    """The drafts of a request and the laws `q` that they were drawn from; none for greedy and copied drafts."""
+    """The drafts of a request and the laws `q` that they were drawn from; none for greedy and copied drafts.
+
+    `draft_params` say how drafts are drawn; rows with equal `draft_key` are drawn together, with equal `key` judged.
+    """
 
     params: SamplingParams
     vocabulary: DraftVocabulary
@@ -43,8 +46,16 @@ class RequestRound:
     drafts: list[int] = field(default_factory=list)
     q: list[Law] = field(default_factory=list)
     open: bool = True
+    draft_params: SamplingParams = field(init=False)
+    key: LawKey = field(init=False)
+    draft_key: LawKey = field(init=False)
     _draft_uniforms: list[float] = field(default_factory=list)
     _accept_uniforms: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.draft_params = replace(self.params, temperature=0.0) if self.greedy_drafts else self.params
+        self.key = law_key(self.params)
+        self.draft_key = law_key(self.draft_params) if self.greedy_drafts else self.key
 
     @property
     def drafts_more(self) -> bool:
@@ -60,11 +71,6 @@ class RequestRound:
     def goes_in_turn(self) -> bool:
         """Whether drafts are judged one after another; a rule that varies token rejection is asked about the block."""
         return type(self.rule) is TokenRejection
-
-    @property
-    def draft_params(self) -> SamplingParams:
-        """How drafts are drawn."""
-        return replace(self.params, temperature=0.0) if self.greedy_drafts else self.params
 
     def add(self, token: int, q: Law | None = None) -> None:
         """Take `token`, drawn from `q`, as the next draft."""
