@@ -5,6 +5,7 @@
 //
 // T rows, d width, H query heads, K key/value heads, h head width, G = H / K, f inner width of the MLP.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -348,6 +349,25 @@ void rotate(float* head, const float* cos, const float* sin, int64_t width) {
     head[i] = a * cos[i] + b * sin[i];
     head[i + half] = b * cos[i + half] + a * sin[i + half];
   }
+}
+
+// The largest of `count` values, NaN if one of them is not finite.
+float largest(const float* values, int64_t count) {
+  const Vector zero = {};
+  Vector tops = zero - INFINITY, poison = zero;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Vector v = load(values + i);
+    tops = v > tops ? v : tops;
+    poison += v * 0.0f;
+  }
+  float top = -INFINITY, spoilt = sum(poison);
+  for (int lane = 0; lane < kLanes; ++lane) top = tops[lane] > top ? tops[lane] : top;
+  for (; i < count; ++i) {
+    top = values[i] > top ? values[i] : top;
+    spoilt += values[i] * 0.0f;
+  }
+  return top + spoilt;
 }
 
 // Adds bias, unless it is null, to the columns of y that `own` names.
@@ -871,6 +891,43 @@ void dspark_linear(const float* x, int64_t rows, int64_t in, const bf16* w, cons
     const Span own = group_share(out);
     multiply(tiles, x, rows, in, w, in, y, out, own);
     add_bias(y, bias, rows, out, own);
+  }
+}
+
+// Of each row of x [rows, in] the largest of its products with w [out, in], and the first output that has it, without
+// keeping the products. A row with products that are not finite has NaN.
+void dspark_best(const float* x, int64_t rows, int64_t in, const bf16* w, int64_t out, float* best, int64_t* place,
+                 int64_t tiles, int threads) {
+  constexpr int64_t kColumns = 1024;  // products that are looked at while they are in the second-level cache
+  std::vector<float> tops(threads * rows, -INFINITY);
+  std::vector<int64_t> places(threads * rows, 0);
+  int team = 1;
+#pragma omp parallel num_threads(threads)
+  {
+    if (omp_get_thread_num() == 0) team = omp_get_num_threads();
+    std::vector<float> products(rows * kColumns);
+    float* const own_tops = tops.data() + omp_get_thread_num() * rows;
+    int64_t* const own_places = places.data() + omp_get_thread_num() * rows;
+    const Span own = group_share(out);
+    for (int64_t o = own.first; o < own.last; o += kColumns) {
+      const int64_t count = own.last - o < kColumns ? own.last - o : kColumns;
+      const bf16* const from = w + (tiles ? o * up(in, kDepth) * kDepth : o * in);
+      multiply(tiles, x, rows, in, from, in, products.data(), kColumns, {0, count});
+      for (int64_t t = 0; t < rows; ++t) {
+        const float* const row = products.data() + t * kColumns;
+        const float top = largest(row, count);
+        if (top > own_tops[t] || top != top) {
+          own_tops[t] = top;
+          own_places[t] = o + std::find(row, row + count, top) - row;
+        }
+      }
+    }
+  }
+  for (int64_t t = 0; t < rows; ++t) {
+    best[t] = tops[t], place[t] = places[t];
+    for (int64_t rank = 1; rank < team; ++rank)
+      if (const float top = tops[rank * rows + t]; top > best[t] || top != top)
+        best[t] = top, place[t] = places[rank * rows + t];
   }
 }
 

@@ -92,6 +92,9 @@ def _open() -> ctypes.CDLL:
     library.dspark_linear.argtypes = (
         c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int,
     )  # fmt: skip
+    library.dspark_best.argtypes = (
+        c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int,
+    )  # fmt: skip
     library.dspark_scratch.argtypes = (POINTER(ShapeStruct), c_int64, c_int64, c_int)
     library.dspark_scratch.restype = c_int64
     library.dspark_layers.argtypes = (
@@ -102,7 +105,10 @@ def _open() -> ctypes.CDLL:
         POINTER(ShapeStruct), POINTER(ContextStruct), c_int64, c_void_p, c_int64, c_void_p, c_void_p,
         c_void_p, c_void_p, c_int,
     )  # fmt: skip
-    for function in (library.dspark_pack, library.dspark_linear, library.dspark_layers, library.dspark_context):
+    returnless = (
+        library.dspark_pack, library.dspark_linear, library.dspark_best, library.dspark_layers, library.dspark_context,
+    )  # fmt: skip
+    for function in returnless:
         function.restype = None
     for tiles in (0, 1)[: 1 + library.dspark_tiles()]:
         _try_product(library, tiles)

@@ -7,14 +7,14 @@ bfloat16.
 import torch
 from torch import Tensor
 
-from dspark.errors import CompatibilityError, DependencyError
+from dspark.errors import CompatibilityError, ConfigError, DependencyError
 from dspark.nn.compiled.library import decoder_library
 
 
 class CompiledLinear:
     """A matrix [out, in] in blocks for vectors, or in `tiles` for a matrix unit; `bias` [out] float32 or None."""
 
-    __slots__ = ("_multiply", "bias", "inputs", "outputs", "packed", "tiles")
+    __slots__ = ("_library", "bias", "inputs", "outputs", "packed", "tiles")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tiles: bool = False) -> None:
         library = decoder_library()
@@ -23,7 +23,7 @@ class CompiledLinear:
         self.tiles = tiles
         self.packed = plain.new_empty(library.dspark_packed_size(self.outputs, self.inputs, tiles))
         self.bias = None if bias is None else bias.detach().float().contiguous()
-        self._multiply = library.dspark_linear
+        self._library = library
         threads = torch.get_num_threads()
         library.dspark_pack(plain.data_ptr(), self.outputs, self.inputs, self.packed.data_ptr(), tiles, threads)
 
@@ -34,10 +34,26 @@ class CompiledLinear:
         bias = None if self.bias is None else self.bias.data_ptr()
         rows = x.numel() // self.inputs
         packed, threads = self.packed.data_ptr(), torch.get_num_threads()
-        self._multiply(
+        self._library.dspark_linear(
             x.data_ptr(), rows, self.inputs, packed, bias, self.outputs, product.data_ptr(), self.tiles, threads
         )  # fmt: skip
         return product
+
+    def best(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(largest output, which: the first of equals), each [N], of rows `x` [N, in]; outputs themselves are not kept.
+
+        The largest is NaN where an output is not finite. Raises ConfigError for a matrix with a bias.
+        """
+        if self.bias is not None:
+            raise ConfigError("the largest output is found for matrices without a bias only")
+        check_rows(x, self.inputs)
+        x = x.contiguous()
+        top, place = x.new_empty(len(x)), x.new_empty(len(x), dtype=torch.int64)
+        self._library.dspark_best(
+            x.data_ptr(), len(x), self.inputs, self.packed.data_ptr(), self.outputs, top.data_ptr(), place.data_ptr(),
+            self.tiles, torch.get_num_threads(),
+        )  # fmt: skip
+        return top, place
 
 
 def check_rows(x: Tensor, width: int) -> None:
