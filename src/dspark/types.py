@@ -114,6 +114,15 @@ class RaggedTarget(Target, Protocol):
         ...
 
 
+@runtime_checkable
+class GreedyTarget(Target, Protocol):
+    """A target that finds its likeliest tokens without giving all logits out."""
+
+    def best_tokens(self, last_hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(largest logit, its token: the lowest of equals), each [N], of states [N, d]; NaN where one is not finite."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Acceptance:
     """Share of drafts accepted at each position if those before were, as training measured it; empty if not recorded.

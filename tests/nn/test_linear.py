@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dspark.errors import CompatibilityError, ConfigError
 from dspark.nn.compiled.linear import CompiledKernel
@@ -129,3 +131,24 @@ def test_the_compiled_product_refuses_what_it_would_misread():
     for wrong in (x[:, :-1], x.double(), x.bfloat16()):
         with pytest.raises(CompatibilityError, match="expected torch.float32 \\[..., 33\\]"):
             linear(wrong)
+
+
+@pytest.mark.parametrize("tiles", [False, True], ids=["vectors", "tiles"])
+@settings(max_examples=30, deadline=None)
+@given(rows=st.integers(1, 40), inputs=st.integers(1, 70), outputs=st.integers(1, 2_100), seed=st.integers(0, 99))
+def test_the_largest_output_is_found_without_keeping_outputs(
+    tiles: bool, rows: int, inputs: int, outputs: int, seed: int
+) -> None:
+    """The same bits as the product has, the first of equals (small whole numbers), NaN where one is not finite."""
+    if not CompiledKernel.available(tiles):
+        pytest.skip("no such kernel on this processor")
+    random = torch.Generator().manual_seed(seed)
+    weight = torch.randint(-2, 3, (outputs, inputs), generator=random).bfloat16()
+    x = torch.randint(-2, 3, (rows, inputs), generator=random).float()
+    linear = CompiledKernel(tiles).pack(weight)
+    best, tokens = linear.best(x)
+    product = linear(x)
+    assert torch.equal(best, product.amax(-1))
+    assert tokens.tolist() == [row.tolist().index(row.max().item()) for row in product]
+    x[-1, 0] = torch.nan
+    assert linear.best(x)[0].isnan().tolist() == [False] * (rows - 1) + [True]

@@ -9,9 +9,10 @@ draft vocabulary.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +30,9 @@ from dspark.types import Verdict
 
 if TYPE_CHECKING:
     from dspark.engine.sampler import RequestSampler
+
+
+NOBODY: Mapping[int, Sequence[int | None]] = MappingProxyType({})
 
 
 class BatchRound:
@@ -72,20 +76,31 @@ class BatchRound:
         """Take `tokens`, found without a law, as the drafts of request `row`, which drafts no others."""
         self._rounds[row].copy(tokens)
 
-    def judge(self, logits: Tensor, lengths: Sequence[int]) -> list[Verdict]:
+    @property
+    def takes_best(self) -> list[bool]:
+        """For each request, whether the target's likeliest tokens are all that judging it needs."""
+        return [one.takes_best for one in self._rounds]
+
+    def judge(
+        self, logits: Tensor, lengths: Sequence[int], best: Mapping[int, Sequence[int | None]] = NOBODY
+    ) -> list[Verdict]:
         """The outcome of each request given the target's raw logits [N, V], where k = `lengths`.
 
-        Request after request: the rows after 0, ..., k_i drafts. Only its first k_i drafts are judged.
+        Request after request: the rows after 0, ..., k_i drafts. Only its first k_i drafts are judged. Requests in
+        `best`, which must be among those that `takes_best` names, have their k_i + 1 likeliest tokens there instead.
 
         Raises:
             SamplingError: at a position that decides, every token is masked, or the logits hold NaN or +inf.
         """
-        begins = list(accumulate((length + 1 for length in lengths), initial=0))
+        counts = (0 if row in best else length + 1 for row, length in enumerate(lengths))
+        begins = list(accumulate(counts, initial=0))
         verdicts: dict[int, Verdict] = {}
         in_turn = []
         for row, (one, length) in enumerate(zip(self._rounds, lengths, strict=True)):
             block = logits[begins[row] : begins[row] + length + 1]
-            if one.is_greedy:
+            if row in best:
+                verdicts[row] = verify_greedy(best[row], one.drafts[:length])
+            elif one.is_greedy:
                 verdicts[row] = _judge_greedy(one, block)
             elif one.goes_in_turn:
                 in_turn.append(row)

@@ -68,6 +68,11 @@ class RequestRound:
         return is_greedy(self.params)
 
     @property
+    def takes_best(self) -> bool:
+        """Whether the target's likeliest tokens are all that judging it needs."""
+        return self.is_greedy and not has_penalties(self.params) and self.params.logprobs is None
+
+    @property
     def goes_in_turn(self) -> bool:
         """Whether drafts are judged one after another; a rule that varies token rejection is asked about the block."""
         return type(self.rule) is TokenRejection

@@ -14,6 +14,7 @@ from torch import Tensor
 from dspark.engine.batch_sampler import BatchRound
 from dspark.engine.drafted_round import Group, Member, grouped
 from dspark.engine.features import FeatureRows
+from dspark.engine.judging import judge_rounds
 from dspark.engine.memory import EngineMemory
 from dspark.engine.ragged import extend_ragged, forward_ragged
 from dspark.engine.result import Commit
@@ -182,19 +183,11 @@ class Runner:
 
     def _verdicts(self, proposal: Proposal, prefills: Sequence[Chunk[Running]], judged: Tensor) -> list[Verdict]:
         """Those of members in order, then of the prompts whose first token is due, from states `judged` [., d]."""
-        logits, verdicts = self._target.logits(judged), list[Verdict]()
-        at = 0
         lengths = iter(proposal.lengths)
-        for group in proposal.groups:
-            own = [next(lengths) for _ in group.members]
-            end = at + len(own) + sum(own)
-            verdicts += group.sampler.judge(logits[at:end], own)
-            at = end
-        due = [chunk.request.request for chunk in prefills if _due(chunk)]
-        if due:
-            first = BatchRound([request.sampler for request in due], [0] * len(due), [0] * len(due))
-            verdicts += first.judge(logits[at:], [0] * len(due))
-        return verdicts
+        rounds = [(group.sampler, [next(lengths) for _ in group.members]) for group in proposal.groups]
+        due = [chunk.request.request.sampler for chunk in prefills if _due(chunk)]
+        nothing = [0] * len(due)
+        return judge_rounds(self._target, [*rounds, (BatchRound(due, nothing, nothing), nothing)], judged)
 
     def _commit(
         self, proposal: Proposal, prefills: Sequence[Chunk[Running]], verdicts: Sequence[Verdict]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dspark.errors import CompatibilityError, ConfigError
-from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.compiled.linear import CompiledKernel, CompiledLinear
 from dspark.nn.compiled.rows import Rows, next_rows
 from dspark.nn.compiled.stack import CompiledStack, StackShape
 from dspark.nn.linear import LinearKernel
@@ -99,6 +99,13 @@ class NativeTarget:
     def logits(self, last_hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] of states [..., d] after the final norm."""
         return self._head(last_hidden.to(self.kernel.activation_dtype)).float()
+
+    def best_tokens(self, last_hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(largest logit, its token), each [N], as `GreedyTarget` has it."""
+        if isinstance(self._head, CompiledLinear):
+            return self._head.best(last_hidden)
+        best, tokens = self.logits(last_hidden).max(dim=-1)
+        return best, tokens
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """The last layer's output [..., d] as the LM head reads it."""
