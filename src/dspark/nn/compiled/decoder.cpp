@@ -93,7 +93,7 @@ float sum(Vector v) {
 }
 
 // e^x to float32 rounding for x in [-87, 88], beyond which the nearer end stands: 2^n e^r with r in +-ln(2)/2 and a polynomial of degree 6.
-Vector exponential(Vector x) {
+inline Vector exponential(Vector x) {
   const Vector zero = {}, least = zero - 87.0f, most = zero + 88.0f;
   x = x < least ? least : (x > most ? most : x);
   const Vector turns = x * 1.44269504f;
@@ -383,17 +383,18 @@ void add(float* x, const float* y, int64_t rows, int64_t width, Span own) {
     for (int64_t i = own.first; i < own.last; ++i) x[t * width + i] += y[t * width + i];
 }
 
+Vector silu_times(Vector gate, Vector up) { return gate / (1.0f + exponential(-gate)) * up; }
+
 // silu(gate) * up, kept in gate. The tail is padded to a whole vector, so that a value never depends on its place.
 void gate(float* gate, const float* up, Span own) {
-  for (int64_t i = own.first; i < own.last; i += kLanes) {
-    const int64_t count = own.last - i < kLanes ? own.last - i : kLanes;
-    float g[kLanes] = {}, u[kLanes] = {};
-    std::memcpy(g, gate + i, count * sizeof(float));
-    std::memcpy(u, up + i, count * sizeof(float));
-    const Vector x = load(g);
-    store(g, x / (1.0f + exponential(-x)) * load(u));
-    std::memcpy(gate + i, g, count * sizeof(float));
-  }
+  int64_t i = own.first;
+  for (; i + kLanes <= own.last; i += kLanes) store(gate + i, silu_times(load(gate + i), load(up + i)));
+  if (i == own.last) return;
+  float g[kLanes] = {}, u[kLanes] = {};
+  std::memcpy(g, gate + i, (own.last - i) * sizeof(float));
+  std::memcpy(u, up + i, (own.last - i) * sizeof(float));
+  store(g, silu_times(load(g), load(u)));
+  std::memcpy(gate + i, g, (own.last - i) * sizeof(float));
 }
 
 }  // namespace
