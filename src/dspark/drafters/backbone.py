@@ -178,9 +178,13 @@ class DFlash(DrafterModule):
         shape = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         return PagePool(pages, *shape, dtype=like.dtype, device=like.device)
 
-    def _own(self, cache: Cache) -> DraftCache | PagedCache:
-        """`cache` itself. Raises CompatibilityError unless it is of this drafter as it stands."""
-        if isinstance(cache, PagedCache) and cache.pool.fits(self.new_pages(0)):
+    def _own(self, caches: Sequence[Cache]) -> list[DraftCache | PagedCache]:
+        """`caches` themselves. Raises CompatibilityError unless they are of this drafter as it stands."""
+        like = self.new_pages(0)
+        return [self._own_one(cache, like) for cache in caches]
+
+    def _own_one(self, cache: Cache, like: PagePool) -> DraftCache | PagedCache:
+        if isinstance(cache, PagedCache) and cache.pool.fits(like):
             return cache
         if self.compiled is not None or isinstance(cache, PagedCache):
             raise CompatibilityError("found a cache of another model, or one opened before this drafter was packed")
@@ -198,7 +202,7 @@ class DFlash(DrafterModule):
             CapacityError: positions do not fit a cache; none has changed then.
             CompatibilityError: a cache is not of this drafter.
         """
-        own = [self._own(cache) for cache in caches]
+        own = self._own(caches)
         if self.compiled is not None:
             self.compiled.extend(features, [cache for cache in own if isinstance(cache, PagedCache)], counts)
             return
@@ -218,7 +222,7 @@ class DFlash(DrafterModule):
     @torch.no_grad()
     def blocks_states(self, anchors: Sequence[int], caches: Sequence[Cache], gamma: int) -> Tensor:
         """Hidden states [B, gamma, d] of the blocks whose anchors stand at the positions `length` of their caches."""
-        own = [self._own(cache) for cache in caches]
+        own = self._own(caches)
         blocks = self.embed_blocks(torch.tensor(list(anchors), device=self.device), gamma)
         if self.compiled is not None:
             paged = [cache for cache in own if isinstance(cache, PagedCache)]
