@@ -158,6 +158,17 @@ def test_committing_more_than_has_pages_is_a_fault() -> None:
         manager.commit(lease, TEXT[:5])
 
 
+def test_a_page_stays_in_use_until_its_last_reader_leaves() -> None:
+    manager = PageManager(2, page=2)
+    first = computed(manager, [1, 2])
+    second, third = manager.open([1, 2, 3]), manager.open([1, 2, 3])
+    manager.close(first)
+    manager.close(second)
+    assert (manager.used, manager.cached) == (1, 0)
+    manager.close(third)
+    assert (manager.used, manager.cached) == (0, 1)
+
+
 def test_closing_twice_gives_back_once() -> None:
     manager = PageManager(4, page=2)
     lease = computed(manager, [1, 2, 3])
