@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dspark.core.kept_tokens import filters, kept_laws
-from dspark.core.laws import FullLaw, Ids, KeptLaw, Law
+from dspark.core.laws import FullLaw, Ids, KeptLaw, Law, Masses
 from dspark.core.sampling import check_finite
 from dspark.types import SamplingParams
 
@@ -41,9 +41,9 @@ def row_laws(
 
 
 def _full_laws(logits: Tensor, temperature: float, ids: Ids | None) -> list[Law | None]:
-    masses = _masses(logits, temperature)
+    masses = _masses(logits, temperature).numpy()
     alive = _alive(logits, masses)
-    return [FullLaw(row, ids) if lives else None for row, lives in zip(masses.numpy(), alive, strict=True)]
+    return [FullLaw(row, ids) if lives else None for row, lives in zip(masses, alive, strict=True)]
 
 
 def _masses(logits: Tensor, temperature: float) -> Tensor:
@@ -56,13 +56,13 @@ def _masses(logits: Tensor, temperature: float) -> Tensor:
     return scaled.softmax(dim=-1)
 
 
-def _alive(logits: Tensor, masses: Tensor) -> list[bool]:
+def _alive(logits: Tensor, masses: Masses) -> list[bool]:
     """Whether rows allow a token. NaN, +inf and a full mask all turn a row into NaN: one column tells."""
-    lost = masses[:, 0].isnan()
-    if lost.any():
-        best = logits[lost].amax(dim=-1)
-        check_finite(best.numpy())
-    return lost.logical_not_().tolist()
+    alive = masses[:, 0] >= 0
+    if not alive.all():
+        check_finite(logits[torch.from_numpy(~alive)].amax(dim=-1).numpy())
+    lives: list[bool] = alive.tolist()
+    return lives
 
 
 def _renamed(law: KeptLaw, ids: Ids | None) -> KeptLaw:
