@@ -2,7 +2,7 @@
 
     python -m benchmarks.embedded_drafters PROMPTS --work runs/grid --steps 1000 --doc docs/algorithms.md \
         --recipe DSpark=recipes/smollm2-135m-dspark.yaml --recipe DFlash=recipes/smollm2-135m-dflash.yaml \
-        --recipe 'Eagle3, cold=recipes/smollm2-135m-eagle3.yaml;drafter.warm_start=false'
+        --recipe 'Eagle3, warm=recipes/smollm2-135m-eagle3.yaml;drafter.warm_start=true'
 
 Every training and every evaluation resumes where it was interrupted: the same command goes on. `--set` goes to every
 recipe, `KEY=VALUE` behind a recipe's file to that one, `--cooldown` is the share of the steps that cool down, and block
