@@ -23,11 +23,11 @@ class DraftVocabulary:
         """Draft logits [V_draft] in the target's vocabulary [V]: -inf for tokens that the drafter does not know."""
         if self.token_ids is None:
             return logits
-        return logits.new_full((self.size,), -torch.inf).index_copy_(0, self.token_ids, logits)
+        return logits.new_full((self.size,), -torch.inf).index_copy_(0, self.token_ids.to(logits.device), logits)
 
     def gather(self, logits: Tensor) -> Tensor:
         """The drafter's part [V_draft] of logits [V]."""
-        return logits if self.token_ids is None else logits[self.token_ids]
+        return logits if self.token_ids is None else logits[self.token_ids.to(logits.device)]
 
     @property
     def ids(self) -> NDArray[np.int64] | None:

@@ -2,7 +2,7 @@
 
 Requests with equal filters are drawn and judged together. Token rejection and greedy decoding look at a request's
 positions one after another, up to the first draft that does not survive. Other rules are given laws over the
-vocabulary.
+vocabulary. All of it happens on the host, wherever the logits come from.
 
 Shapes: B requests, k_i drafts of request i that are judged, N = k_1 + 1 + ... + k_B + 1 rows, V vocabulary, V_draft
 draft vocabulary.
@@ -63,6 +63,7 @@ class BatchRound:
         Raises:
             SamplingError: the logits of a request that drafts hold NaN or +inf.
         """
+        logits = logits.cpu()
         asked = self._rounds if rows is None else [self._rounds[row] for row in rows]
         tokens: list[int | None] = [None] * len(asked)
         for places in _alike((place, one.draft_key) for place, one in enumerate(asked) if one.drafts_more):
@@ -93,6 +94,7 @@ class BatchRound:
             SamplingError: at a position that decides, every token is masked, or the logits hold NaN or +inf.
         """
         counts = (0 if row in best else length + 1 for row, length in enumerate(lengths))
+        logits = logits.cpu()
         begins = list(accumulate(counts, initial=0))
         verdicts: dict[int, Verdict] = {}
         in_turn = []
@@ -111,7 +113,7 @@ class BatchRound:
 
     def laws(self, row: int, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Laws p [k + 1, V], q [k, V] by which a sampled request is judged, given its raw `logits` [k + 1, V]."""
-        return self._rounds[row].laws(logits)
+        return self._rounds[row].laws(logits.cpu())
 
     def _with_logprobs(self, row: int, verdict: Verdict, logits: Tensor, begin: int) -> Verdict:
         """The verdict with log-probabilities, if its request asks for them; its rows begin at `begin`."""
