@@ -94,7 +94,10 @@ def train(
         ConfigError: all answers would be held out.
     """
     if recipe.target != target.info.name:
-        raise CompatibilityError(f"The recipe trains for {recipe.target!r}, but the target is {target.info.name!r}.")
+        raise CompatibilityError(
+            f"The recipe trains for {recipe.target!r}, but the target is {target.info.name!r}. Load the recipe's, or "
+            f"train for this one with --set target={target.info.name}."
+        )
     data = recipe.data
     answers = read_answers(
         data.answers,
