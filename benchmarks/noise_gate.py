@@ -5,7 +5,9 @@
 Profiles are synthetic: the runs of each point are 1 s times a disturbance, in turns, and go through the same code as
 measured ones. `flat`: the largest and smallest rate, over numbers of turns, of flat curves that count as resolved.
 `slope`: the same for curves that rise by 10 and 30 % from the first point to the last. Second table: root mean square
-error of the ratio of two points that cost the same, by the fastest run and by the median run.
+error of the ratio of two points that cost the same, by the fastest run and by the median run. Third table: throughput
+lost by the number of drafts chosen from a profile of eight sizes and four turns, on average, where an unclear curve is
+read as all or nothing, as a line where that rises clearly, and always as a line.
 """
 
 import argparse
@@ -14,8 +16,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from dspark.engine.draft_limit import NEAR, best_limit
 from dspark.engine.timing_turns import common_noise, timing
 from dspark.scheduling import CostTable
+from dspark.scheduling.cost_table import flat_range
+from dspark.scheduling.trend import Line, rises
 
 Runs = NDArray[np.float64]
 Disturb = Callable[[np.random.Generator, tuple[int, int]], Runs]
@@ -66,8 +71,38 @@ def ratio_errors(disturb: Disturb, turns: int, trials: int, seed: int) -> tuple[
     return fastest, median
 
 
+ACCEPTANCE, DRAFT_SECONDS, MORE_DRAFT_SECONDS = 0.6, 0.15, 0.15
+"""Of the third table: each draft's chance, and the time of one draft and of all further ones, in plain steps."""
+
+
+def losses(disturb: Disturb, rise: float, turns: int, trials: int, seed: int, points: int = 8) -> NDArray[np.float64]:
+    """Mean share of the best throughput lost by [all or nothing, a clear line, any line] where points are unclear."""
+    random, sizes = np.random.default_rng(seed), np.arange(1, points + 1)
+    price, drafts = np.linspace(1, 1 + rise, points), np.arange(points)
+    expected = np.cumsum(ACCEPTANCE**drafts)
+    drafting = np.where(drafts > 0, DRAFT_SECONDS + MORE_DRAFT_SECONDS * drafts / (points - 1), 0.0)
+    true, ends, all_sizes = expected / (price + drafting), [0, points - 1], list(range(points))
+    lost = np.zeros(3)
+    for _ in range(trials):
+        timed = [timing(row) for row in (price[:, None] * disturb(random, (points, turns))).tolist()]
+        seconds, noise = np.array([point.seconds for point in timed]), common_noise(timed)
+        line = Line.through(sizes, seconds).at(sizes)
+        clear = seconds.max() >= seconds.min() * (1 + noise * flat_range(points))
+        fitted = line if rises(sizes, seconds, noise) else None
+        readings = (
+            (seconds, all_sizes if clear else ends),
+            (seconds, all_sizes) if clear else (seconds, ends) if fitted is None else (fitted, all_sizes),
+            (seconds if clear else line, all_sizes),
+        )
+        for rule, (read, choices) in enumerate(readings):
+            times, tokens = [float((read + drafting)[k]) for k in choices], [float(expected[k]) for k in choices]
+            lost[rule] += 1 - true[choices[best_limit(times, tokens, max(noise, NEAR))]] / true.max()
+    mean: NDArray[np.float64] = lost / trials
+    return mean
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
@@ -85,6 +120,13 @@ def main() -> None:
     for name, disturb in DISTURBANCES.items():
         errors = [ratio_errors(disturb, turns, 20 * options.trials, options.seed) for turns in TURNS]
         print(f"| {name} | {' | '.join(f'{fastest:.2%} / {median:.2%}' for fastest, median in errors)} |")
+
+    rises_shown = (0.0, 0.1, 0.3, 0.6, 1.0)
+    columns = " | ".join(f"rise of {rise:.0%}" for rise in rises_shown)
+    print(f"\n| lost by all or nothing / a clear line / any line | {columns} |\n|{' --- |' * (len(rises_shown) + 1)}")
+    for name, disturb in DISTURBANCES.items():
+        cells = [losses(disturb, rise, 4, options.trials, options.seed) for rise in rises_shown]
+        print(f"| {name} | {' | '.join(' / '.join(f'{loss:.1%}' for loss in cell) for cell in cells)} |")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,17 @@
 """A ragged target and a batch drafter whose prices are known; they compute nothing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dspark.nn.pages import PagedCache
+from dspark.nn.pages import PagedCache, PagePool
 from dspark.types import Cache, TargetOutput
 from tests.engine.timed import FakeClock, TimedDrafter, TimedTarget, V
 
 
-@dataclass
-class FakePages:
-    pages: int
+def small_pages(pages: int) -> PagePool:
+    return PagePool(pages, layers=1, kv_heads=1, head_width=1)
 
 
 def append(caches: Sequence[Cache], counts: Sequence[int], owner: object) -> int:
@@ -39,8 +37,8 @@ class ServedTarget(TimedTarget):
         self.row, self.owner, self.position = row, owner, position
         self.calls: list[tuple[int, tuple[int, ...]]] = []
 
-    def new_pages(self, pages: int) -> FakePages:
-        self.pool = FakePages(pages)
+    def new_pages(self, pages: int) -> PagePool:
+        self.pool = small_pages(pages)
         return self.pool
 
     def forward_ragged(
@@ -63,8 +61,8 @@ class ServedDrafter(TimedDrafter):
         self.request = request
         self.shown: list[int] = []
 
-    def new_pages(self, pages: int) -> FakePages:
-        self.pool = FakePages(pages)
+    def new_pages(self, pages: int) -> PagePool:
+        self.pool = small_pages(pages)
         return self.pool
 
     def extend_ragged(self, features: Tensor, caches: Sequence[Cache], counts: Sequence[int]) -> None:

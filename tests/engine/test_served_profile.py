@@ -21,8 +21,7 @@ from dspark.engine.round_profile import RoundProfile
 from dspark.engine.served_work import SHARED_POSITIONS, ServedWork, divided
 from dspark.engine.timing_turns import LEAST_TURNS
 from dspark.errors import ConfigError
-from dspark.nn.pages import PagePool
-from tests.engine.served import FakePages, ServedDrafter, ServedTarget
+from tests.engine.served import ServedDrafter, ServedTarget
 from tests.engine.timed import FakeClock, TimedDrafter, TimedTarget
 
 PLAN = ProfilePlan((8, 40), (1, 2, 4, 8, 16, 32), (1, 3), budget_seconds=1e9, requests=(1, 2, 8))
@@ -146,15 +145,9 @@ def test_long_contexts_are_shared_beyond_what_caches_hold() -> None:
 
 
 def test_pages_are_written_before_they_are_read() -> None:
-    class Real(ServedTarget):
-        def new_pages(self, pages: int) -> PagePool:  # type: ignore[override]
-            self.pool = PagePool(pages, 1, 1, 2)  # type: ignore[assignment]
-            return self.pool  # type: ignore[return-value]
-
-    target = Real(FakeClock(), 1.0)
+    target = ServedTarget(FakeClock(), 1.0)
     ServedWork(target, None, PLAN)
-    assert torch.count_nonzero(target.pool.data) == target.pool.data.numel()  # type: ignore[attr-defined]
-    assert isinstance(FakePages(3).pages, int)
+    assert torch.count_nonzero(target.pool.data) == target.pool.data.numel()
 
 
 def test_full_plans_reach_what_all_requests_verify() -> None:

@@ -31,8 +31,8 @@ def lookup_limit(
     drafts = limit.drafts
     if profile is None or not profile.resolved(info.gamma, SHORT_CONTEXT):
         return PromptLookup() if drafts > 0 else None
-    verify = profile.table.verify(1, 1 + info.gamma, SHORT_CONTEXT) + profile.table.overhead_seconds
-    seconds = [float(time) + (k + 1) * row_seconds for k, time in enumerate(verify)]
+    undrafted = profile.undrafted(info.gamma, SHORT_CONTEXT)
+    seconds = [float(time) + (k + 1) * row_seconds for k, time in enumerate(undrafted)]
     expected = expected_by_acceptance(ACCEPTANCE.greedy if is_greedy(params) else ACCEPTANCE.sampled, info.gamma)
     seconds[0] = round_seconds(profile, info, row_seconds)[drafts]  # in place of no copies, the rounds that there are
     expected[0] = expected_tokens(info, params)[drafts]

@@ -54,10 +54,13 @@ class RoundProfile:
 
     def round_seconds(self, most: int, context: float) -> Floats:
         """Whole rounds [most + 1] of 0 ... `most` drafts, all verified, after `context` committed positions."""
-        verify = self.table.verify(1, 1 + most, context)
         drafting = np.array([self.block(drafts) for drafts in range(most + 1)])
-        rounds: Floats = verify + drafting + self.table.overhead_seconds
+        rounds: Floats = self.undrafted(most, context) + drafting
         return rounds
+
+    def undrafted(self, most: int, context: float) -> Floats:
+        """The same rounds [most + 1], but for the time that drafting takes."""
+        return self.table.round_seconds(1, 0, most, context).drafted
 
     def serves(self, requests: int, drafted_together: bool) -> bool:
         """Whether it was measured for so many requests at once, their drafting included if that is done at once."""

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from dspark.errors import CompatibilityError, ConfigError, FormatError
-from dspark.scheduling.arrays import Floats
+from dspark.scheduling.arrays import Floats, Ints
 from dspark.scheduling.cost import RoundSeconds
+from dspark.scheduling.trend import Line, rises
 
 FORMAT = "dspark-cost-table-1"
 
@@ -107,12 +108,17 @@ class CostTable:
         beyond = np.arange(max(first, end + 1), last + 1) / end
         if len(beyond):
             seconds = np.concatenate([seconds, beyond * self._at_context(slice(end, None), context)])
-        if requests is None or not self.spread:
+        return seconds if requests is None else self._owned(seconds, first, context, requests)
+
+    def _owned(self, seconds: Floats, first: int, context: float, requests: int) -> Floats:
+        """`seconds` from `first` tokens on, corrected for the number of requests that own them."""
+        if not self.spread:
             return seconds
-        spread = np.concatenate([self._spread[first : last + 1], beyond * self._spread[-1]])
+        sizes, end = np.arange(first, first + len(seconds)), self.tokens[-1]
+        spread = self._spread[np.minimum(sizes, end)] * np.maximum(sizes / end, 1.0)
         further = self._request_seconds(context) * (requests - spread)
-        seconds += np.maximum(further, (LEAST_SHARE - 1) * seconds)
-        return seconds
+        owned: Floats = seconds + np.maximum(further, (LEAST_SHARE - 1) * seconds)
+        return owned
 
     def _request_seconds(self, context: float) -> float:
         """What a further request adds at equal rows: in proportion to the context beyond the last of several."""
@@ -141,12 +147,16 @@ class CostTable:
         """Whole rounds that verify 0 ... `most` drafts.
 
         More requests than were timed drafting together are taken to draft one after another, which they always can: a
-        bound, and no ground for trimming. Drafting that takes no time is known at any size.
+        bound, and no ground for trimming. Drafting that takes no time is known at any size. Where points are no clearer
+        than their noise, but rise together by more than chance, verification takes what a line through them says.
         """
-        verify = self.verify(requests, requests + most, context, requests)
-        plain = float(verify[0]) + self.overhead_seconds
+        verify = self.verify(requests, requests + most, context)
         measured = drafting <= self.requests[-1] or self.draft_seconds[-1] == 0
         resolved = measured and self._resolved(verify, requests, context)
+        if measured and not resolved and self._rises(verify, requests, context):
+            verify, resolved = self._line(verify, requests), True
+        verify = self._owned(verify, requests, context, requests)
+        plain = float(verify[0]) + self.overhead_seconds
         verify += self.draft(drafting) + self.overhead_seconds
         return RoundSeconds(plain, verify, resolved, measured)
 
@@ -163,6 +173,24 @@ class CostTable:
         if curve[-1] >= curve[0] * least:  # as most curves have it; extremes cost 4 % of a decision
             return True
         return bool(curve.max() >= curve.min() * least)
+
+    def _rises(self, verify: Floats, first: int, context: float) -> bool:
+        """Whether the measured ones of `verify` rise all together; beyond the last context, whether that one's do."""
+        sizes = self._measured(first, len(verify))
+        known = context <= self.contexts[-1]
+        return rises(sizes, verify[sizes - first] if known else self._verify[-1, sizes], self.noise)
+
+    def _line(self, verify: Floats, first: int) -> Floats:
+        """`verify` on a straight line through what was measured of it, in proportion beyond."""
+        sizes, every = self._measured(first, len(verify)), np.arange(first, first + len(verify))
+        measured, inside = verify[sizes - first], np.minimum(every, self.tokens[-1])
+        seconds: Floats = np.maximum(Line.through(sizes, measured).at(inside), measured.min()) * (every / inside)
+        return seconds
+
+    def _measured(self, first: int, count: int) -> Ints:
+        """Measured sizes among `count` from `first` on."""
+        sizes = self.tokens[bisect_left(self.tokens, first) : bisect_left(self.tokens, first + count)]
+        return np.array(sizes, dtype=np.int64)
 
     def scaled(self, verify: Floats, draft: float, overhead_seconds: float) -> "CostTable":
         """This table with the verify times of each size multiplied by `verify` [tokens], draft times by `draft`.
