@@ -10,7 +10,7 @@ import torch
 
 from dspark.engine.profile_plan import ProfilePlan
 from dspark.nn.pages import PAGE, PagedCache, PagePool, PageTable, pages_for
-from dspark.types import BatchDrafter, Drafter, Pages, RaggedTarget
+from dspark.types import BatchDrafter, Drafter, GreedyTarget, Pages, RaggedTarget
 
 SHARED_POSITIONS = 8192
 """Requests of a long context read the same pages beyond so many positions: more than any cache of a processor holds."""
@@ -73,8 +73,10 @@ class ServedWork:
         caches, counts = self._caches(self._pool, context, requests), divided(tokens, requests)
         ids = torch.arange(tokens) % target.info.vocab_size
 
+        judge = target.best_tokens if isinstance(target, GreedyTarget) else target.logits  # as greedy requests are
+
         def verify() -> None:
-            target.logits(target.forward_ragged(ids, caches, counts, taps).last_hidden)
+            judge(target.forward_ragged(ids, caches, counts, taps).last_hidden)
             _rollback(caches, context)
 
         return verify
