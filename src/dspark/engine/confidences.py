@@ -13,6 +13,7 @@ from dspark.calibration.logistic import Feature, LogisticSurvival
 from dspark.calibration.signals import Floats, Signals, Source, SurvivalModel, sigmoid
 from dspark.core.params import is_greedy
 from dspark.engine.draft_limit import DEFAULT_ACCEPTANCE
+from dspark.nn.compiled.law_signals import law_signals
 from dspark.types import NOT_RECORDED, Acceptance, SamplingParams
 
 ModelOf = Callable[[SamplingParams], SurvivalModel | None]
@@ -72,17 +73,6 @@ def recorded(acceptance: Acceptance, params: SamplingParams) -> tuple[float, ...
     """Conditional acceptance a position as training measured it: what to expect of drafts unseen."""
     known = acceptance if acceptance is not NOT_RECORDED else Acceptance()
     return (is_greedy(params) and known.greedy) or known.sampled or (DEFAULT_ACCEPTANCE,)
-
-
-def law_signals(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-odds of the largest probability, entropy in nats), each [B], of laws with logits [B, V_draft]."""
-    normaliser = logits.logsumexp(-1, keepdim=True)
-    log_p = logits - normaliser
-    p = log_p.exp()
-    best = log_p.amax(-1).double()
-    peak = best - torch.log((-torch.expm1(best)).clamp_min(1e-7))
-    entropy = -(p * log_p.masked_fill(p == 0, 0.0)).sum(-1)
-    return peak.clamp(-16.0, 16.0), entropy
 
 
 def _columns(slots: Sequence[Tensor]) -> Floats | None:

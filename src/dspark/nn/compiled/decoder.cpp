@@ -351,23 +351,28 @@ void rotate(float* head, const float* cos, const float* sin, int64_t width) {
   }
 }
 
-// The largest of `count` values, NaN if one of them is not finite.
 float largest(const float* values, int64_t count) {
   const Vector zero = {};
-  Vector tops = zero - INFINITY, poison = zero;
+  Vector tops = zero - INFINITY;
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const Vector v = load(values + i);
     tops = v > tops ? v : tops;
-    poison += v * 0.0f;
   }
-  float top = -INFINITY, spoilt = sum(poison);
+  float top = -INFINITY;
   for (int lane = 0; lane < kLanes; ++lane) top = tops[lane] > top ? tops[lane] : top;
-  for (; i < count; ++i) {
-    top = values[i] > top ? values[i] : top;
-    spoilt += values[i] * 0.0f;
-  }
-  return top + spoilt;
+  for (; i < count; ++i) top = values[i] > top ? values[i] : top;
+  return top;
+}
+
+// 0, or NaN if one of `count` values is not finite.
+float spoilt(const float* values, int64_t count) {
+  Vector poison = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) poison += load(values + i) * 0.0f;
+  float total = sum(poison);
+  for (; i < count; ++i) total += values[i] * 0.0f;
+  return total;
 }
 
 // Adds bias, unless it is null, to the columns of y that `own` names.
@@ -895,6 +900,34 @@ void dspark_linear(const float* x, int64_t rows, int64_t in, const bf16* w, cons
   }
 }
 
+// Of the law behind each row of logits [rows, width]: log-odds of its largest probability and entropy in nats.
+void dspark_law_signals(const float* logits, int64_t rows, int64_t width, float* peak, float* entropy, int threads) {
+#pragma omp parallel for num_threads(threads)
+  for (int64_t t = 0; t < rows; ++t) {
+    const float* const row = logits + t * width;
+    const float top = largest(row, width);
+    const Vector zero = {}, least = zero - 87.0f;
+    Vector others = zero, products = zero;  // without the largest, beside which small weights would vanish
+    float first = 0.0f, tail[kLanes];
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const int64_t count = width - i < kLanes ? width - i : kLanes;
+      if (count < kLanes) {
+        for (int64_t j = 0; j < kLanes; ++j) tail[j] = j < count ? row[i + j] : -INFINITY;
+      }
+      const Vector v = load(count < kLanes ? tail : row + i) - top;
+      const Vector shifted = v < least ? least : v;
+      const Vector weights = v < least ? zero : exponential(shifted);
+      const Vector kept = v == zero ? zero : weights;
+      others += kept;
+      products += kept * shifted;
+      first += sum(v == zero ? zero + 1.0f : zero);
+    }
+    const float rest = sum(others) + (first - 1.0f), total = 1.0f + rest;
+    peak[t] = -std::log(rest > 1e-7f ? rest : 1e-7f);
+    entropy[t] = std::log(total) - sum(products) / total;
+  }
+}
+
 // Of each row of x [rows, in] the largest of its products with w [out, in], and the first output that has it, without
 // keeping the products. A row with products that are not finite has NaN.
 void dspark_best(const float* x, int64_t rows, int64_t in, const bf16* w, int64_t out, float* best, int64_t* place,
@@ -916,7 +949,7 @@ void dspark_best(const float* x, int64_t rows, int64_t in, const bf16* w, int64_
       multiply(tiles, x, rows, in, from, in, products.data(), kColumns, {0, count});
       for (int64_t t = 0; t < rows; ++t) {
         const float* const row = products.data() + t * kColumns;
-        const float top = largest(row, count);
+        const float top = largest(row, count) + spoilt(row, count);
         if (top > own_tops[t] || top != top) {
           own_tops[t] = top;
           own_places[t] = o + std::find(row, row + count, top) - row;

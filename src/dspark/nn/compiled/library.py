@@ -95,6 +95,7 @@ def _open() -> ctypes.CDLL:
     library.dspark_best.argtypes = (
         c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int,
     )  # fmt: skip
+    library.dspark_law_signals.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int)
     library.dspark_scratch.argtypes = (POINTER(ShapeStruct), c_int64, c_int64, c_int)
     library.dspark_scratch.restype = c_int64
     library.dspark_layers.argtypes = (
@@ -106,7 +107,8 @@ def _open() -> ctypes.CDLL:
         c_void_p, c_void_p, c_int,
     )  # fmt: skip
     returnless = (
-        library.dspark_pack, library.dspark_linear, library.dspark_best, library.dspark_layers, library.dspark_context,
+        library.dspark_pack, library.dspark_linear, library.dspark_best, library.dspark_law_signals,
+        library.dspark_layers, library.dspark_context,
     )  # fmt: skip
     for function in returnless:
         function.restype = None
