@@ -182,3 +182,21 @@ def test_a_closing_row_without_tokens_is_refused(temperature: float) -> None:
     one = ask(params=SamplingParams(temperature=temperature))
     with pytest.raises(SamplingError, match="every token is masked"):
         BatchRound([one.sampler(DraftVocabulary(V))], [4], [0]).judge(torch.full((1, V), -torch.inf), [0])
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_draft_logits_elsewhere_come_to_the_host_only_if_someone_reads_more_than_the_likeliest(monkeypatch, penalty):
+    calls = []
+    monkeypatch.setattr(
+        "dspark.engine.batch_sampler.greedy_tokens", lambda logits: calls.append(logits.shape) or [5, 6]
+    )
+    params = SamplingParams(repetition_penalty=penalty)
+    sampler = RequestSampler(params, DraftVocabulary(8), TokenHistory((), ()), TokenRejection(), False)
+    batch = BatchRound([sampler] * 2, [0, 0], [1, 1])
+    elsewhere = torch.empty(2, 8, device="meta")
+    if penalty == 1.0:
+        assert batch.draft(elsewhere) == [5, 6]
+        assert calls == [(2, 8)]
+    else:
+        with pytest.raises(NotImplementedError, match="meta"):  # the copy, which meta tensors refuse
+            batch.draft(elsewhere)

@@ -22,7 +22,9 @@ from dspark.drafters.mlp import MixtureOfExperts, build_mlp
 from dspark.errors import CompatibilityError
 from dspark.nn.linear import LinearKernel
 from dspark.nn.norm import RMSNorm
-from dspark.nn.pages import PagedCache, PagePool, pages_for
+from dspark.nn.paged_attention import WHOLE, PagedAttention, PagedLayers
+from dspark.nn.pages import PagedCache, PagePool, one_pool, pages_for
+from dspark.nn.ragged_batch import RaggedBatch
 from dspark.nn.rope import Rotary
 from dspark.types import Cache
 
@@ -59,7 +61,10 @@ class DraftLayer(nn.Module):
 
 
 class DFlash(DrafterModule):
-    """Backbone over blocks embedded by the target's frozen `embedding` [V, d], which is shared and never saved."""
+    """Backbone over blocks embedded by the target's frozen `embedding` [V, d], which is shared and never saved.
+
+    `attention` serves the paged blocks of many requests together; without it they attend one after another.
+    """
 
     def __init__(self, config: DrafterConfig, embedding: Tensor) -> None:
         super().__init__()
@@ -71,6 +76,7 @@ class DFlash(DrafterModule):
         self.rotary = Rotary.plain(config.head_dim, config.rope_theta)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
         self.compiled: CompiledBackbone | None = None
+        self.attention: PagedAttention | None = None
 
     def new_layer(self, index: int) -> DraftLayer:
         """Layer `index` of the backbone, weights unset."""
@@ -208,6 +214,9 @@ class DFlash(DrafterModule):
             return
         for cache, count in zip(own, counts, strict=True):
             cache.reserve(count)
+        if self.attention is not None and (pool := one_pool(own)) is not None:
+            self._extend_pages(self.attention, features, pool, own, counts)
+            return
         for cache, rows in zip(own, features.split_with_sizes(list(counts)), strict=True):
             self._extend(rows, cache)
 
@@ -219,6 +228,23 @@ class DFlash(DrafterModule):
             cache.append(index, *layer.self_attn.keys_values(context, rope))
         cache.length = end
 
+    def _extend_pages(
+        self,
+        attention: PagedAttention,
+        features: Tensor,
+        pool: PagePool,
+        caches: Sequence[DraftCache | PagedCache],
+        counts: Sequence[int],
+    ) -> None:
+        paged = [cache for cache in caches if isinstance(cache, PagedCache)]
+        batch = RaggedBatch.of(paged, counts, self.device)
+        pages, context = PagedLayers(pool, batch, attention), self.context(features)
+        rope = self.rotary.at(batch.positions)
+        for index, layer in enumerate(self.draft_layers()):
+            pages.write(index, torch.cat(layer.self_attn.keys_values(context, rope), dim=1))
+        for cache, count in zip(caches, counts, strict=True):
+            cache.length += count
+
     @torch.no_grad()
     def blocks_states(self, anchors: Sequence[int], caches: Sequence[Cache], gamma: int) -> Tensor:
         """Hidden states [B, gamma, d] of the blocks whose anchors stand at the positions `length` of their caches."""
@@ -228,7 +254,32 @@ class DFlash(DrafterModule):
             paged = [cache for cache in own if isinstance(cache, PagedCache)]
             hidden: Tensor = self.norm(self.compiled.blocks(blocks, paged))
             return hidden
-        return torch.cat([self._block_states(x[None], cache) for x, cache in zip(blocks, own, strict=True)])
+        pool = None if self.attention is None or self.config.sliding_window is not None else one_pool(own)
+        if pool is None:
+            return torch.cat([self._block_states(x[None], cache) for x, cache in zip(blocks, own, strict=True)])
+        for cache in own:
+            cache.room_for(gamma)
+        paged = [cache for cache in own if isinstance(cache, PagedCache)]
+        return self.run_batch(blocks, pool, RaggedBatch.of(paged, [gamma] * len(paged), self.device))
+
+    def run_batch(self, blocks: Tensor, pool: PagePool, batch: RaggedBatch) -> Tensor:
+        """[B, G, d] of embedded blocks [B, G, d] whose slots are the rows of `batch`, already on the device.
+
+        Raises CompatibilityError for a drafter without `attention`.
+        """
+        if self.attention is None:
+            raise CompatibilityError("this drafter attends one request after another; set its `attention` over pages")
+        pages, scale = PagedLayers(pool, batch, self.attention), self.config.head_dim**-0.5
+
+        def attend_in(layer: int) -> Attend:
+            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                pages.write(layer, torch.cat((k, v), dim=2).flatten(0, 1))
+                return pages.attend(layer, q.flatten(0, 1), WHOLE, scale).view(q.shape)
+
+            return attend
+
+        attends = [attend_in(layer) for layer in range(len(self.layers))]
+        return self.run_blocks(blocks, batch.positions.view(blocks.shape[:2]), attends)
 
     def _block_states(self, x: Tensor, cache: DraftCache | PagedCache) -> Tensor:
         """[1, G, d] of one embedded block [1, G, d]."""

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dspark.drafters.backbone import DFlash
 from dspark.drafters.config import DrafterShape
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.extras import DrafterExtras
@@ -14,7 +15,9 @@ from dspark.drafters.formats.deepspec_tensors import EMBEDDING, HEAD
 from dspark.drafters.formats.weight_files import WeightFiles
 from dspark.drafters.packing import pack_drafter
 from dspark.errors import CompatibilityError, ConfigError
+from dspark.nn.device import CPU
 from dspark.nn.kernel_choice import KernelName, choose_kernel
+from dspark.nn.paged_attention import choose_attention
 from dspark.types import TargetInfo
 
 SAMPLED_ROWS = 256
@@ -34,7 +37,7 @@ class SharingTarget(Protocol):
 
 
 def load_drafter(path: Path | str, target: SharingTarget, kernel: KernelName | None = "auto") -> DrafterModule:
-    """The drafter in directory `path`, of whatever kind, sharing `target`'s embedding and head.
+    """The drafter in directory `path`, of whatever kind, sharing `target`'s embedding and head, on their device.
 
     Its matrices are packed for decoding with `kernel`, by default the one that suits weights of the target's dtype on
     this processor. With None they stay plain float32 parameters: slow, but they can be trained and saved.
@@ -47,9 +50,11 @@ def load_drafter(path: Path | str, target: SharingTarget, kernel: KernelName | N
     checkpoint = open_checkpoint(Path(path))
     check_target(checkpoint, target)
     embedding, head = target.embedding_weight, target.lm_head_weight
-    chosen = None if kernel is None else choose_kernel(kernel, embedding.dtype).kernel
+    chosen = None if kernel is None else choose_kernel(kernel, embedding.dtype, device=embedding.device).kernel
     dtype = torch.float32 if chosen is None else chosen.activation_dtype
-    drafter = build_any(checkpoint, embedding, head, dtype).eval().requires_grad_(False)
+    drafter = build_any(checkpoint, embedding, head, dtype).to(embedding.device).eval().requires_grad_(False)
+    if isinstance(drafter, DFlash) and embedding.device != CPU:
+        drafter.attention = choose_attention(embedding.device, dtype, drafter.config.head_dim)
     return drafter if chosen is None else pack_drafter(drafter, chosen)
 
 
@@ -127,7 +132,7 @@ def _check_copy(weights: WeightFiles, name: str, own: Tensor) -> None:
     if name not in weights.files:
         return
     numbers, rows = weights.sample_rows(name, SAMPLED_ROWS)
-    expected = own[numbers].float()
+    expected = own[numbers].float().cpu()
     difference = float((rows.float() - expected).norm() / expected.norm())
     if difference > FOREIGN:
         raise CompatibilityError(

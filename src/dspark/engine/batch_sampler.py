@@ -2,7 +2,7 @@
 
 Requests with equal filters are drawn and judged together. Token rejection and greedy decoding look at a request's
 positions one after another, up to the first draft that does not survive. Other rules are given laws over the
-vocabulary. All of it happens on the host, wherever the logits come from.
+vocabulary. All of it happens on the host, wherever the logits come from; but greedy drafts are found where they are.
 
 Shapes: B requests, k_i drafts of request i that are judged, N = k_1 + 1 + ... + k_B + 1 rows, V vocabulary, V_draft
 draft vocabulary.
@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from dspark.core.laws import Law, draw_each, masked_error
-from dspark.core.params import is_greedy
+from dspark.core.params import has_penalties, is_greedy
 from dspark.core.rejection import verify_greedy
 from dspark.core.row_laws import row_laws
 from dspark.core.sampling import greedy_tokens
 from dspark.core.streams import UniformReader
 from dspark.engine.logprobs import token_logprobs
 from dspark.engine.request_round import LawKey, RequestRound
-from dspark.types import Verdict
+from dspark.types import SamplingParams, Verdict
 
 if TYPE_CHECKING:
     from dspark.engine.sampler import RequestSampler
@@ -63,8 +63,9 @@ class BatchRound:
         Raises:
             SamplingError: the logits of a request that drafts hold NaN or +inf.
         """
-        logits = logits.cpu()
         asked = self._rounds if rows is None else [self._rounds[row] for row in rows]
+        if logits.device.type != "cpu" and not all(_takes_best(one.draft_params) for one in asked):
+            logits = logits.cpu()
         tokens: list[int | None] = [None] * len(asked)
         for places in _alike((place, one.draft_key) for place, one in enumerate(asked) if one.drafts_more):
             for place, token in zip(places, _draft_alike([asked[i] for i in places], logits, places), strict=True):
@@ -139,6 +140,11 @@ class BatchRound:
             waiting = [row for row in waiting if row not in verdicts]
             place += 1
         return verdicts
+
+
+def _takes_best(params: SamplingParams) -> bool:
+    """Whether the likeliest tokens of raw logits are all that drafting needs."""
+    return is_greedy(params) and not has_penalties(params)
 
 
 def _alike(keyed: Iterable[tuple[int, LawKey]]) -> list[list[int]]:

@@ -76,4 +76,4 @@ def recorded(acceptance: Acceptance, params: SamplingParams) -> tuple[float, ...
 
 
 def _columns(slots: Sequence[Tensor]) -> Floats | None:
-    return torch.stack(list(slots), dim=1).double().numpy() if slots else None
+    return torch.stack(list(slots), dim=1).double().numpy(force=True) if slots else None

@@ -61,7 +61,7 @@ class _EstimatedBlock:
 
     def step(self, previous: int) -> tuple[Tensor, float | None]:
         logits, _ = self._block.step(previous)
-        law = logits.float().numpy()
+        law = logits.float().numpy(force=True)
         self._peaks.append(float(peak_log_odds(law)))
         self._entropies.append(float(law_entropy(law)))
         signals = Signals(None, np.array([self._peaks]), self._history, np.array([self._entropies]))

@@ -18,9 +18,8 @@ class FeatureRows:
 
     def of(self, strategy: Strategy, features: Tensor, rows: Tensor) -> Tensor:
         """The drafter's features [len(rows), m * d] at `rows` of all features [N, len(taps) * d]."""
-        chosen = features[rows]
+        chosen = features[rows.to(features.device)]
         if strategy.taps == self.taps:
             return chosen
         places = [self.taps.index(tap) for tap in strategy.taps]
-        columns = torch.cat([torch.arange(place * self._width, (place + 1) * self._width) for place in places])
-        return chosen[:, columns]
+        return torch.cat([chosen[:, place * self._width : (place + 1) * self._width] for place in places], dim=1)

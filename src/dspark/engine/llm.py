@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from dspark.data.chat import Message
 from dspark.data.text import TextCodec
 from dspark.drafters.drafter_module import DrafterModule
@@ -33,8 +35,9 @@ class LLM:
     """A target with its drafters, ready to serve.
 
     `drafter` is a directory, "none", or several directories by the name of the strategy that each shall be; None is the
-    drafter shipped for the target. Strategies "lookup" and "none" are always there. What rounds cost here is measured
-    at the first start and kept (`cost` replaces it); `notes` say what a user should know.
+    drafter shipped for the target. Models live on `device`, `cpu` or `cuda`. Strategies "lookup" and "none" are always
+    there. What rounds cost here is measured at the first start and kept (`cost` replaces it); `notes` say what a user
+    should know.
 
     Raises as `load_target` and `load_drafter` do, and as `EngineCore`.
     """
@@ -46,11 +49,12 @@ class LLM:
         options: EngineOptions | None = None,
         *,
         dtype: DtypeName = "bf16",
+        device: torch.device | str = "cpu",
         cost: CostModel | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
         options = EngineOptions() if options is None else options
-        models = [*_opened(target, drafter, dtype)]
+        models = [*_opened(target, drafter, dtype, device)]
         self.notes: list[str] = []
         strategies = [Strategy("lookup", None, options.lookup or PromptLookup())]
         strategies += [self._strategy(name, one, options) for name, one in models if one.drafter is not None]
@@ -124,14 +128,17 @@ class LLM:
 
 
 def _opened(
-    target: str | Path, drafter: str | Path | Mapping[str, str | Path] | None, dtype: DtypeName
+    target: str | Path,
+    drafter: str | Path | Mapping[str, str | Path] | None,
+    dtype: DtypeName,
+    device: torch.device | str,
 ) -> list[tuple[str, Models]]:
     """Each drafter's models by name, on one target."""
     if not isinstance(drafter, Mapping):
-        models = open_models(target, drafter, dtype)
+        models = open_models(target, drafter, dtype, device)
         return [(_name(models.drafter), models)]
     first, *others = drafter.items()
-    opened = open_models(target, first[1], dtype)
+    opened = open_models(target, first[1], dtype, device)
     return [(first[0], opened), *((name, opened.beside(directory)) for name, directory in others)]
 
 

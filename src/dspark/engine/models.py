@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from dspark.data.text import TextCodec
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.registry import load_drafter
@@ -32,17 +34,29 @@ class Models:
         """The same target with the drafter in `directory`. Raises as `load_drafter` does."""
         return Models(self.target, self.codec, load_drafter(directory, self.target), Path(directory))
 
+    @property
+    def device(self) -> torch.device:
+        """Where the target lives, and the drafter with it."""
+        return self.target.embedding_weight.device
+
     def drafter_hash(self) -> str | None:
         """sha256 of the drafter's weight files, None without a drafter."""
         return None if self.drafter_directory is None else drafter_hash(self.drafter_directory)
 
 
-def open_models(target: str | Path, drafter: str | Path | None = None, dtype: DtypeName = "bf16") -> Models:
+def open_models(
+    target: str | Path,
+    drafter: str | Path | None = None,
+    dtype: DtypeName = "bf16",
+    device: torch.device | str = "cpu",
+) -> Models:
     """The target called `target` with the drafter in directory `drafter`: the shipped one for None, `none` for none.
+
+    Both live on `device`.
 
     Raises as `load_target` and `load_drafter` do.
     """
-    loaded = load_target(target, dtype)
+    loaded = load_target(target, dtype, device=device)
     codec = TextCodec(load_tokenizer(target))
     directory = drafter_directory(drafter, loaded.info.name)
     return Models(loaded, codec, None if directory is None else load_drafter(directory, loaded), directory)

@@ -15,6 +15,7 @@ from dspark.engine.models import Models
 from dspark.engine.round_profile import RoundProfile
 from dspark.errors import DsparkError
 from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.device import device_name
 from dspark.nn.processor import processor_flags, processor_name
 from dspark.targets.native import NativeTarget
 from dspark.targets.registry import LoadedTarget
@@ -39,7 +40,7 @@ class ProfileKey:
     def of(cls, models: Models) -> "ProfileKey":
         """The key of `models` on this machine, with as many threads as torch now has."""
         return cls(
-            processor=processor_name() or platform.processor() or platform.machine(),
+            processor=device_name(models.device) or processor_name() or platform.processor() or platform.machine(),
             features=sha256(" ".join(sorted(processor_flags())).encode()).hexdigest()[:12],
             threads=torch.get_num_threads(),
             target_hash=models.target.info.weights_hash,

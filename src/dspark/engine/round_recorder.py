@@ -61,7 +61,7 @@ class RoundRecorder:
 
     def slot(self, logits: Tensor, confidence: float | None) -> None:
         """Take in a slot's confidence and the shape of its law, never the token drawn from it."""
-        law = logits.float().numpy()
+        law = logits.float().numpy(force=True)
         head = float("nan") if confidence is None else confidence
         self._slots.append((head, float(peak_log_odds(law)), float(law_entropy(law))))
 

@@ -13,6 +13,7 @@ from dspark.engine.profiling import profile_rounds, step_seconds
 from dspark.engine.round_profile import RoundProfile
 from dspark.engine.row_seconds import row_seconds
 from dspark.engine.stopwatch import Clock
+from dspark.nn.device import clock_of
 from dspark.types import BatchDrafter, Drafter, DrafterInfo, RaggedTarget, SamplingParams, Target
 
 WORTH_KEEPING = 0.05
@@ -22,7 +23,7 @@ SEED = 0
 
 
 def start_profile(
-    models: Models, store: ProfileStore | None = None, clock: Clock = time.perf_counter, requests: int = 1
+    models: Models, store: ProfileStore | None = None, clock: Clock | None = None, requests: int = 1
 ) -> RoundProfile | None:
     """The profile of `models` on this machine, measured in two to four seconds if there is none yet.
 
@@ -36,7 +37,7 @@ def start_profile(
     kept = store.load(key)
     if kept is not None and kept.serves(requests, isinstance(models.drafter, BatchDrafter)):
         return kept
-    profile = _measured(models.target, models.drafter, key.subject(), clock, requests)
+    profile = _measured(models.target, models.drafter, key.subject(), clock or clock_of(models.device), requests)
     if profile is not None and profile.table.noise <= WORTH_KEEPING:
         store.save(profile, key)
     return profile

@@ -8,6 +8,7 @@ import torch
 from dspark.errors import ConfigError, DependencyError
 from dspark.nn.compiled.library import decoder_library
 from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.device import CPU
 from dspark.nn.linear import HalfKernel, LinearKernel, OneDnnKernel, PlainKernel
 from dspark.nn.processor import processor_flags
 
@@ -24,12 +25,20 @@ class KernelChoice:
     reason: str
 
 
-def choose_kernel(name: KernelName, dtype: torch.dtype, flags: frozenset[str] | None = None) -> KernelChoice:
+def choose_kernel(
+    name: KernelName, dtype: torch.dtype, flags: frozenset[str] | None = None, device: torch.device = CPU
+) -> KernelChoice:
     """The kernel called `name`, or with "auto" the fastest exact one for weights of `dtype` on this processor.
 
+    Another `device` than the CPU has torch's own product only.
+
     Raises:
-        ConfigError: unknown name, or a kernel that this torch or processor cannot run.
+        ConfigError: unknown name, or a kernel that this torch, processor or device cannot run.
     """
+    if device != CPU and name in ("auto", "plain"):
+        return KernelChoice(PlainKernel(dtype), f"torch's own product in {dtype} on {device}")
+    if device != CPU and name in get_args(KernelName):
+        raise ConfigError(f"kernel {name!r} runs on processors only, not on {device}; use kernel 'auto'")
     if name == "auto":
         return _automatic(dtype, processor_flags() if flags is None else flags)
     if name not in get_args(KernelName):

@@ -69,16 +69,35 @@ class PagePool:
 
     def fits(self, other: "PagePool") -> bool:
         """Whether whoever made `other` could have made this pool."""
-        return (self.shape, self.layout, self.data.dtype) == (other.shape, other.layout, other.data.dtype)
+        own, others = self.data, other.data
+        return (self.shape, self.layout, own.dtype, own.device) == (
+            other.shape, other.layout, others.dtype, others.device
+        )  # fmt: skip
 
     def write(self, ids: Tensor, layer: int, positions: Tensor, rows: Tensor) -> None:
         """Store `rows` [T, 2K, h] of `positions` [T] of a request whose pages are `ids`; only in ROWS.
 
         Raises CompatibilityError for other layouts, which compiled kernels write.
         """
+        self.scatter(layer, ids[positions // PAGE], positions % PAGE, rows)
+
+    def scatter(self, layer: int, pages: Tensor, places: Tensor, rows: Tensor) -> None:
+        """Store `rows` [T, 2K, h] in pages [T], at places [T] in them. Raises as `write` does."""
+        self._check_rows()
+        self.data[pages, layer, :, places] = rows.to(self.data.dtype)
+
+    def cells(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, each a view [P, PAGE, K, h] as kernels on block tables read them; only in ROWS.
+
+        Raises CompatibilityError for other layouts.
+        """
+        self._check_rows()
+        keys, values = self.data[:, layer].transpose(1, 2).chunk(2, dim=2)
+        return keys, values
+
+    def _check_rows(self) -> None:
         if self.layout is not PageLayout.ROWS:
             raise CompatibilityError(f"these pages hold {self.layout.value}, which compiled kernels alone can write")
-        self.data[ids[positions // PAGE], layer, :, positions % PAGE] = rows.to(self.data.dtype)
 
     def read(self, ids: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values, each [K, len(ids) * PAGE, h], gathered from pages `ids`."""
@@ -186,7 +205,7 @@ class PagedCache:
 
     def write(self, layer: int, start: int, rows: Tensor) -> None:
         """Store `rows` [T, 2K, h], the keys and values of positions `start` ... `start` + T - 1."""
-        self.pool.write(self._ids(), layer, torch.arange(start, start + len(rows)), rows)
+        self.pool.write(self._ids(), layer, torch.arange(start, start + len(rows), device=self.pool.data.device), rows)
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write keys and values [T, K, h] of one layer behind the current length, which stays as it is."""
@@ -200,4 +219,11 @@ class PagedCache:
         return keys[:, first - skipped : last - skipped], values[:, first - skipped : last - skipped]
 
     def _ids(self) -> Tensor:
-        return torch.from_numpy(self.table.ids[: self.table.count]).long()
+        return torch.from_numpy(self.table.ids[: self.table.count]).long().to(self.pool.data.device)
+
+
+def one_pool(caches: Sequence[object]) -> PagePool | None:
+    """The pool that all of `caches` view; None if there is no such one."""
+    pools = {id(cache.pool): cache.pool for cache in caches if isinstance(cache, PagedCache)}
+    paged = all(isinstance(cache, PagedCache) for cache in caches)
+    return next(iter(pools.values())) if paged and len(pools) == 1 else None

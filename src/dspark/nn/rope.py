@@ -64,7 +64,9 @@ class Rotary:
 
         The first half of `sin` is negated: a rotation is then one product with the halves swapped.
         """
-        angles = positions.float().unsqueeze(-1) * self.inverse_frequencies.to(positions.device)
+        if self.inverse_frequencies.device != positions.device:  # copied once: a copy makes the host wait
+            self.inverse_frequencies = self.inverse_frequencies.to(positions.device)
+        angles = positions.float().unsqueeze(-1) * self.inverse_frequencies
         cos, sin = angles.cos() * self.attention_scale, angles.sin() * self.attention_scale
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from dspark.nn.attention import additive, cached_attention, causal_attention, window_mask
+from dspark.nn.device import CPU
+from dspark.nn.paged_attention import PagedLayers, causal
 from dspark.targets.kv_cache import LayerCache
 
 
@@ -44,10 +46,15 @@ class AttendCached:
     """
 
     def __init__(
-        self, cache: LayerCache, tokens: int, windows: Sequence[int | None], dtype: torch.dtype = torch.float32
+        self,
+        cache: LayerCache,
+        tokens: int,
+        windows: Sequence[int | None],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
     ) -> None:
         self._cache = cache
-        self._dtype = dtype
+        self._dtype, self._device = dtype, device
         self._past = cache.length
         self._end = cache.reserve(tokens)
         views = {window: self._view(tokens, window) for window in set(windows)}
@@ -58,7 +65,7 @@ class AttendCached:
         only_itself = self._past == 0 and (window is None or tokens <= window)
         if tokens == 1 or only_itself:
             return _View(start, None, only_itself)
-        visible = window_mask(self._past, tokens, window)
+        visible = window_mask(self._past, tokens, window, self._device)
         return _View(start, additive(visible[:, start:], self._dtype), False)
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
@@ -80,10 +87,11 @@ class AttendRagged:
         counts: Sequence[int],
         windows: Sequence[int | None],
         dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
     ) -> None:
         asked = [(cache, count) for cache, count in zip(caches, counts, strict=True) if count]
         self._counts = [count for _, count in asked]
-        self._attends = [AttendCached(cache, count, windows, dtype) for cache, count in asked]
+        self._attends = [AttendCached(cache, count, windows, dtype, device) for cache, count in asked]
 
     def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         if len(self._attends) == 1:
@@ -92,3 +100,15 @@ class AttendRagged:
             self._attends, query.split_with_sizes(self._counts), key_value.split_with_sizes(self._counts), strict=True
         )
         return torch.cat([attend(layer, q, kv) for attend, q, kv in rows])
+
+
+class AttendPaged:
+    """All requests of a forward in one call, on metadata that is on the device."""
+
+    def __init__(self, layers: PagedLayers, windows: Sequence[int | None]) -> None:
+        self._layers = layers
+        self._windows = [causal(window) for window in windows]
+
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
+        self._layers.write(layer, key_value)
+        return self._layers.attend(layer, query, self._windows[layer], 1.0).flatten(-2)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.errors import FormatError
+from dspark.nn.device import CPU
 from dspark.nn.kernel_choice import KernelName, choose_kernel
 from dspark.targets.config import DecoderConfig
 from dspark.targets.gguf_reader import GGUFFile
@@ -70,18 +71,20 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config if ends is None else config | {"eos_token_id": ends}
 
 
-def build_target(checkpoint: Checkpoint, dtype: torch.dtype, kernel: KernelName = "auto") -> NativeTarget:
-    """The native target of `checkpoint`, its weights rounded to `dtype`.
+def build_target(
+    checkpoint: Checkpoint, dtype: torch.dtype, kernel: KernelName = "auto", device: torch.device = CPU
+) -> NativeTarget:
+    """The native target of `checkpoint` on `device`, its weights rounded to `dtype`.
 
     Raises:
         ConfigError: a model, feature or kernel that cannot run here.
         FormatError: tensors that do not match the configuration.
     """
     config = DecoderConfig.parse(checkpoint.config)
-    chosen = choose_kernel(kernel, dtype).kernel
+    chosen = choose_kernel(kernel, dtype, device=device).kernel
     weights = checked_weights(checkpoint.weights, config, checkpoint.source)
-    if dtype is not torch.float32:
-        weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
+    if dtype is not torch.float32 or device != CPU:
+        weights = {name: tensor.to(device, dtype) for name, tensor in weights.items()}
     return NativeTarget(config, target_info(checkpoint, config), weights, chosen, dtype)
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from dspark.cache_root import cache_root
 from dspark.errors import DependencyError, FormatError
+from dspark.nn.device import CPU
 from dspark.nn.kernel_choice import KernelName
 from dspark.targets.checkpoint import build_target, read_directory
 from dspark.targets.gguf_reader import GGUFFile
@@ -29,7 +30,10 @@ _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def load_smollm2(
-    dtype: torch.dtype = torch.float32, cache_dir: Path | None = None, kernel: KernelName = "auto"
+    dtype: torch.dtype = torch.float32,
+    cache_dir: Path | None = None,
+    kernel: KernelName = "auto",
+    device: torch.device = CPU,
 ) -> NativeTarget:
     """The embedded target, converted on first use (about 10 s), loaded in a second or two afterwards.
 
@@ -37,7 +41,7 @@ def load_smollm2(
     """
     directory = converted_directory(cache_dir)
     known = read_json(directory / "conversion.json").get("weights_hash")
-    return build_target(read_directory(directory, NAME, known), dtype, kernel)
+    return build_target(read_directory(directory, NAME, known), dtype, kernel, device)
 
 
 def wheel_file() -> Path:

@@ -25,9 +25,9 @@ class HeadTable:
         """The table of `positions` [T]."""
         heads, kv_heads = config.num_heads, config.num_kv_heads
         cos, sin = (table.unsqueeze(-2) for table in rotary.at(positions))
-        scale = torch.ones(heads + kv_heads, 1)
+        scale = torch.ones(heads + kv_heads, 1, device=positions.device)
         scale[:heads] = config.head_dim**-0.5
-        ones = torch.ones(len(positions), kv_heads, config.head_dim)
+        ones = torch.ones(len(positions), kv_heads, config.head_dim, device=positions.device)
         return cls(torch.cat((cos * scale, ones), -2).to(dtype), torch.cat((sin * scale, 0 * ones), -2).to(dtype))
 
     def apply(self, heads: Tensor) -> Tensor:

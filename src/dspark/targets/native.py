@@ -11,11 +11,14 @@ from dspark.errors import CompatibilityError, ConfigError
 from dspark.nn.compiled.linear import CompiledKernel, CompiledLinear
 from dspark.nn.compiled.rows import Rows, next_rows
 from dspark.nn.compiled.stack import CompiledStack, StackShape
+from dspark.nn.device import CPU
 from dspark.nn.linear import LinearKernel
-from dspark.nn.pages import PagedCache, PagePool, pages_for
+from dspark.nn.paged_attention import PagedAttention, PagedLayers, choose_attention
+from dspark.nn.pages import PagedCache, PagePool, one_pool, pages_for
+from dspark.nn.ragged_batch import RaggedBatch
 from dspark.nn.rope import Rotary
 from dspark.nn.row_norm import RowNorm
-from dspark.targets.attend import Attend, AttendRagged, AttendWhole
+from dspark.targets.attend import Attend, AttendPaged, AttendRagged, AttendWhole
 from dspark.targets.config import DecoderConfig
 from dspark.targets.decoder_layer import DecoderLayer
 from dspark.targets.head_table import HeadTable
@@ -28,6 +31,9 @@ class NativeTarget:
 
     `weights` maps Hugging Face names (with their `model.` prefix) to tensors, whose values the kernel multiplies; they
     are kept for `layer_weights`. `embedding_weight` and `lm_head_weight` [V, d] are float32 or bfloat16 like `dtype`.
+
+    It runs where its weights are. `attention` serves all paged requests of a forward together; None is, on a device,
+    what suits that, and on the CPU one request after another.
     """
 
     def __init__(
@@ -37,12 +43,16 @@ class NativeTarget:
         weights: Mapping[str, Tensor],
         kernel: LinearKernel,
         dtype: torch.dtype = torch.float32,
+        attention: PagedAttention | None = None,
     ) -> None:
         self.config = config
         self.info = info
         self.kernel = kernel
         self._weights = weights
         self.embedding_weight = weights["model.embed_tokens.weight"].to(dtype)
+        self._attention = attention
+        if attention is None and self.device != CPU:
+            self._attention = choose_attention(self.device, kernel.activation_dtype, config.head_dim)
         tied = config.tie_word_embeddings
         self.lm_head_weight = self.embedding_weight if tied else weights["lm_head.weight"].to(dtype)
         self._head = kernel.pack(self.lm_head_weight)
@@ -51,6 +61,11 @@ class NativeTarget:
         self._layers = self._pack_layers()
         self._stack = self._compiled_stack(kernel) if isinstance(kernel, CompiledKernel) else None
         self._no_pages = self.new_pages(0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and what is computed."""
+        return self.embedding_weight.device
 
     def _pack_layers(self) -> list[DecoderLayer]:
         """Packing a matrix runs on one core and outside the interpreter lock, so layers are packed side by side."""
@@ -78,7 +93,7 @@ class NativeTarget:
 
     def new_cache(self, capacity: int) -> KVCache | PagedCache:
         """Empty keys and values for up to `capacity` positions."""
-        if self._stack is not None:
+        if self._stack is not None or self._attention is not None:
             return PagedCache.alone(self.new_pages(pages_for(capacity)), capacity)
         config = self.config
         dtype = self.kernel.activation_dtype
@@ -90,11 +105,11 @@ class NativeTarget:
             return self._stack.new_pages(pages)
         config = self.config
         dtype = self.kernel.activation_dtype
-        return PagePool(pages, config.num_layers, config.num_kv_heads, config.head_dim, dtype=dtype)
+        return PagePool(pages, config.num_layers, config.num_kv_heads, config.head_dim, dtype=dtype, device=self.device)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings [..., d] of `token_ids` [...]."""
-        return F.embedding(token_ids, self.embedding_weight).to(self.kernel.activation_dtype)
+        return F.embedding(token_ids.to(self.device), self.embedding_weight).to(self.kernel.activation_dtype)
 
     def logits(self, last_hidden: Tensor) -> Tensor:
         """Float32 logits [..., V] of states [..., d] after the final norm."""
@@ -135,13 +150,27 @@ class NativeTarget:
         paged = [cache for cache in own if isinstance(cache, PagedCache)]
         if self._stack is not None:
             output = self._run_stack(self._stack, token_ids, next_rows(paged, counts), taps)
+        elif self._attention is not None and (pool := one_pool(own)) is not None:
+            output = self.run_batch(token_ids, pool, RaggedBatch.of(paged, counts, self.device), taps)
         else:
-            positions = torch.cat([torch.arange(c.length, end) for c, end in zip(own, ends, strict=True)])
-            attend = AttendRagged(own, counts, self.config.windows, self.kernel.activation_dtype)
-            output = self._run(token_ids, positions, attend, taps)
+            positions = [torch.arange(c.length, end, device=self.device) for c, end in zip(own, ends, strict=True)]
+            attend = AttendRagged(own, counts, self.config.windows, self.kernel.activation_dtype, self.device)
+            output = self._run(token_ids, torch.cat(positions), attend, taps)
         for cache, end in zip(own, ends, strict=True):
             cache.length = end
         return output
+
+    def run_batch(
+        self, token_ids: Tensor, pool: PagePool, batch: RaggedBatch, taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """`forward_ragged` once what it must know is on the device: nothing here looks at a number on the host.
+
+        Raises CompatibilityError for a target that attends one request after another.
+        """
+        if self._attention is None:
+            raise CompatibilityError("this target attends one request after another; give it an attention over pages")
+        layers = PagedLayers(pool, batch, self._attention)
+        return self._run(token_ids, batch.positions, AttendPaged(layers, self.config.windows), taps)
 
     def _own(self, cache: Cache) -> KVCache | PagedCache:
         if isinstance(cache, PagedCache) and cache.pool.fits(self._no_pages):
@@ -157,11 +186,11 @@ class NativeTarget:
 
         Attention is causal, so padding never reaches a real token; with `lengths` [B] the states of padding are zero.
         """
-        positions = torch.arange(token_ids.shape[1])
+        positions = torch.arange(token_ids.shape[1], device=self.device)
         output = self._run(token_ids, positions, AttendWhole(self.config.windows), taps)
         if lengths is None:
             return output
-        real = (positions < lengths.unsqueeze(1)).unsqueeze(-1)
+        real = (positions < lengths.to(self.device).unsqueeze(1)).unsqueeze(-1)
         return TargetOutput(output.last_hidden * real, output.features * real)
 
     def _run_stack(self, stack: CompiledStack, token_ids: Tensor, rows: Rows, taps: Sequence[int]) -> TargetOutput:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dspark.errors import ConfigError, DependencyError, FormatError
+from dspark.nn.device import CPU, parse_device
 from dspark.nn.kernel_choice import KernelName
 from dspark.targets import embedded
 from dspark.targets.checkpoint import build_target, read_config, read_directory, read_gguf
@@ -35,26 +36,31 @@ class LoadedTarget(Target, Protocol):
 
 
 def load_target(
-    name_or_path: str | Path, dtype: torch.dtype | DtypeName = "bf16", kernel: KernelName = "auto"
+    name_or_path: str | Path,
+    dtype: torch.dtype | DtypeName = "bf16",
+    kernel: KernelName = "auto",
+    device: torch.device | str = "cpu",
 ) -> LoadedTarget:
-    """The target called `name_or_path`, its weights rounded to `dtype`; a kernel may compute wider.
+    """The target called `name_or_path` on `device`, its weights rounded to `dtype`; a kernel may compute wider.
 
     A model that the native decoder does not run goes through transformers, if that is installed.
 
     Raises:
         FormatError: nothing is there, or it cannot be read.
         DependencyError: it needs a package that is not installed.
-        ConfigError: a model, dtype or kernel that cannot run.
+        ConfigError: a model, dtype, kernel or device that cannot run.
     """
-    precision = parse_dtype(dtype)
+    precision, place = parse_dtype(dtype), parse_device(device)
     if name_or_path == embedded.NAME:
-        return embedded.load_smollm2(precision, kernel=kernel)
+        return embedded.load_smollm2(precision, kernel=kernel, device=place)
     path = resolve(name_or_path)
     if path.is_file():
-        return build_target(read_gguf(path, precision), precision, kernel)
+        return build_target(read_gguf(path, precision), precision, kernel, place)
     reason = refusal(read_config(path))
     if reason is None:
-        return build_target(read_directory(path, _name(name_or_path)), precision, kernel)
+        return build_target(read_directory(path, _name(name_or_path)), precision, kernel, place)
+    if place != CPU:
+        raise ConfigError(f"{_name(name_or_path)}: {reason}; through transformers it runs on the CPU only, not {place}")
     return _load_adapted(path, _name(name_or_path), precision, reason)
 
 
