@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from dspark.core.rejection import RejectionRule, TokenRejection
 from dspark.drafters.prompt_lookup import PromptLookup
+from dspark.engine.tiers import Tiers
 from dspark.errors import ConfigError
 from dspark.scheduling.registry import SchedulerConfig
 
@@ -17,6 +18,9 @@ class EngineOptions:
     memory allows. `scheduler` decides how many drafts are verified, `strategy` where drafts come from if a request does
     not say; where a text repeats itself, `lookup` copies drafts beside a drafter. `overlap` plans a round while the one
     before it runs. With `follow_cost` the cost table is corrected by the times of real rounds.
+
+    With `tiers` the rows of a forward are rounded up to one of these numbers by rows that nobody reads; the cost table
+    should then be `padded`. `cuda_graphs` is refused until it has run on a GPU.
 
     Raises:
         ConfigError: a number cannot be; the message names it.
@@ -34,8 +38,12 @@ class EngineOptions:
     greedy_drafts: bool = False
     overlap: bool = False
     follow_cost: bool = True
+    tiers: Tiers | None = None
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
+        if self.cuda_graphs:
+            raise ConfigError("cuda_graphs is not yet verified on a GPU; run benchmarks/gpu_check.py --graphs on one")
         for name in ("max_requests", "max_batched_tokens", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")

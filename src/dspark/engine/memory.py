@@ -7,6 +7,7 @@ from dspark.engine.memory_plan import Demand, plan_memory
 from dspark.engine.page_manager import PageManager
 from dspark.engine.running import Running
 from dspark.engine.strategy import Strategy
+from dspark.engine.tiers import Padding
 from dspark.errors import CapacityError
 from dspark.nn.main_memory import free_bytes
 from dspark.nn.pages import PAGE, PagedCache, PagePool, PageTable, pages_for
@@ -31,10 +32,20 @@ class EngineMemory:
         keepers = [model for model in (target, *drafters.values()) if isinstance(model, RaggedTarget | BatchDrafter)]
         pages = options.pages or _planned(keepers, options.max_requests, self._longest)
         self.manager = PageManager(pages, PAGE, options.prefix_caching, pages_for(self._longest))
-        self._pool = target.new_pages(pages) if isinstance(target, RaggedTarget) else None
+        spare = 0 if options.tiers is None else pages_for(options.tiers.padding)
+        self._pool = target.new_pages(pages + spare) if isinstance(target, RaggedTarget) else None
+        self.padding = self._padding(options, range(pages, pages + spare))
         self._draft_pools: dict[int, Pages] = {
             name: drafter.new_pages(pages) for name, drafter in drafters.items() if isinstance(drafter, BatchDrafter)
         }
+
+    def _padding(self, options: EngineOptions, spare: range) -> Padding | None:
+        """What rounds forwards up, if they shall be and can be: pages `spare` are lent to no request."""
+        if options.tiers is None or self._pool is None:
+            return None
+        table = PageTable(len(spare))
+        table.extend(spare)
+        return Padding(options.tiers, PagedCache(self._pool, table))
 
     def check_fits(self, running: Running) -> None:
         """Raises CapacityError for a request that all pages together could not hold."""

@@ -179,7 +179,9 @@ class Runner:
 
     def _forward(self, rows: Rows) -> TargetOutput:
         caches = [running.target_cache for running in rows.owners]
-        return forward_ragged(self._target, as_ids(rows.token_ids), caches, rows.counts, self._features.taps)
+        what = (as_ids(rows.token_ids), caches, rows.counts, self._features.taps)
+        padding = self._memory.padding
+        return forward_ragged(self._target, *what) if padding is None else padding.forward(self._target, *what)
 
     def _verdicts(self, proposal: Proposal, prefills: Sequence[Chunk[Running]], judged: Tensor) -> list[Verdict]:
         """Those of members in order, then of the prompts whose first token is due, from states `judged` [., d]."""
