@@ -32,7 +32,7 @@ SURFACE = {
     },
     "bench": {"--arms", "--concurrency", "--rate", "--variation", "--limit", "--max-prompt-tokens", "--requests"}
     | {"--repeats", "--whole", "--seed", "--journal", "--steps", "--plot", "--target", "--drafter", "--mtp", "--lookup"}
-    | {"--max-tokens", "--temperature", "--ignore-eos", "--max-requests", "--overlap", "--dtype", "--json"},
+    | {"--max-tokens", "--temperature", "--ignore-eos", "--max-requests", "--overlap", "--dtype", "--device", "--json"},
     "train": {"--output", "--set", "--target", "--features", "--log", "--target-ranks", "--json"}
     | {"--states", "--states-model", "--states-dir"},
     "data regenerate": {

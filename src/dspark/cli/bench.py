@@ -9,6 +9,7 @@ import typer
 from dspark.cli import console
 from dspark.cli.options import (
     DEFAULT_TARGET,
+    DeviceOption,
     DrafterOption,
     DtypeOption,
     IgnoreEosOption,
@@ -152,6 +153,7 @@ def bench(
         bool, typer.Option("--overlap", help="Plan rounds while others run.", rich_help_panel=_ENGINE)
     ] = False,
     dtype: DtypeOption = "auto",
+    device: DeviceOption = "cpu",
     json: JsonOption = False,
 ) -> None:
     """Compare ways to decode under load: throughput, speed of users, drafts verified, where the time goes.
@@ -183,7 +185,7 @@ def bench(
         load_matplotlib()
     sets = read_prompt_sets(prompts, limit)
     with console.status(f"Loading {target} ...", quiet=json):
-        models = open_models(target, drafter, "bf16" if dtype == "auto" else dtype)
+        models = open_models(target, drafter, "bf16" if dtype == "auto" else dtype, device)
         engines = ArmEngines(models, options, None if mtp is None else models.beside(mtp))
     if lookup:
         engines.lookup = PromptLookup()

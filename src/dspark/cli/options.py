@@ -33,6 +33,9 @@ DrafterOption = Annotated[
 DtypeOption = Annotated[
     Dtype, typer.Option("--dtype", help="Weights of the target; `auto` is bf16, computed as is fastest here.")
 ]
+DeviceOption = Annotated[
+    str, typer.Option("--device", metavar="NAME", help="Where models live: cpu, cuda or cuda:1 (not yet run on a GPU).")
+]
 SystemOption = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.", show_default=False)
 ]

@@ -87,7 +87,8 @@ class ServedWork:
         assert self._draft_pool is not None
         caches, counts = self._caches(self._draft_pool, context, requests), [COMMITTED] * requests
         features = self._features(COMMITTED * requests)
-        vocabulary = drafter.info.draft_token_ids
+        kept = drafter.info.draft_token_ids
+        vocabulary = None if kept is None else kept.to(features.device)
 
         def draft() -> None:
             blocks, previous = (
