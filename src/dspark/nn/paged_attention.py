@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dspark.errors import DependencyError
 from dspark.nn.pages import PAGE, PagePool
 from dspark.nn.ragged_batch import RaggedBatch
 
@@ -99,13 +100,27 @@ def reads_pages(device: torch.device, dtype: torch.dtype, head_width: int) -> st
 
 
 def choose_attention(device: torch.device, dtype: torch.dtype, head_width: int) -> PagedAttention:
-    """What attends on `device`, other than the CPU: `flash_attention` where a kernel reads pages, else plain torch."""
+    """What attends on `device`: `flash_attention` where a kernel reads pages, else plain torch.
+
+    The kernel takes the place of torch's own flash attention in the whole process.
+
+    Raises:
+        DependencyError: a kernel is installed that torch cannot use.
+    """
     kernel = reads_pages(device, dtype, head_width)
     if kernel is None:
         return gathered_attention
-    from torch.nn.attention import activate_flash_attention_impl
+    from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
-    activate_flash_attention_impl(kernel)
+    if current_flash_attention_impl() == kernel:
+        return flash_attention
+    try:
+        activate_flash_attention_impl(kernel)
+    except (ImportError, RuntimeError, ValueError) as error:
+        raise DependencyError(
+            f"{kernel} is installed, but torch {torch.__version__} cannot use it ({error}); install a build for this "
+            "torch, or remove it: pages are then read by plain torch, slower"
+        ) from error
     return flash_attention
 
 
