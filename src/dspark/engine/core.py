@@ -137,6 +137,7 @@ class EngineCore:
             verify_seconds=stats.verify_seconds,
             draft_seconds=stats.draft_seconds,
             overhead_seconds=stats.schedule_seconds + stats.other_seconds,
+            requests=stats.requests,
         )
         self._cost.observe(timing)
 
