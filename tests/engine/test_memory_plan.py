@@ -56,5 +56,5 @@ def test_never_more_than_needed_or_allowed_never_less_than_one_request(
 
 
 def test_bytes_of_a_page_are_those_of_the_pools() -> None:
-    target, drafter = PagePool(2, 30, 3, 64, torch.bfloat16), PagePool(2, 3, 3, 64, torch.bfloat16)
+    target, drafter = (PagePool(2, layers, 3, 64, dtype=torch.bfloat16) for layers in (30, 3))
     assert target.page_bytes + drafter.page_bytes == (30 + 3) * 2 * 3 * PAGE * 64 * 2
