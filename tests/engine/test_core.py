@@ -25,7 +25,7 @@ from dspark.errors import CapacityError, ConfigError
 from dspark.scheduling.cost_table import CostTable
 from dspark.scheduling.registry import SchedulerConfig
 from dspark.targets.fake import FakeTarget
-from dspark.types import SamplingParams, TargetOutput
+from dspark.types import Cache, DraftBlock, SamplingParams, TargetOutput
 
 V, ORDER, GAMMA = 6, 2, 3
 ALL = SchedulerConfig("fixed", park=False)
@@ -267,3 +267,34 @@ def test_the_cost_table_follows_the_times_of_real_rounds() -> None:
     expected = [step.predicted_seconds for step in steps if step.predicted_seconds is not None]
     assert expected[0] < 0.5
     assert expected[-1] > 2 * expected[0]
+
+
+def test_copies_that_fail_do_not_stop_a_drafter_that_is_always_right() -> None:
+    """Copies are no drafts of the drafter: neither its yield nor its confidences are judged by them."""
+    target = FakeTarget(HashedLaw(V, 1, 1), V, ORDER)
+    drafter = FakeDrafter(HashedLaw(V, 1, 1), V, GAMMA, 2 * (ORDER + 2), confidence=lambda tokens: 3.0)
+    options = EngineOptions(1, scheduler=SchedulerConfig("lagged"), follow_cost=False)
+    core = EngineCore(target, [Strategy("drafts", drafter, PromptLookup(2, 2))], options, COST)
+    number = core.add([0, 3, 1, 4, 0, 3], SamplingParams(1.0, seed=5, max_tokens=50, ignore_eos=True))
+    results, steps = run(core)
+    copied = results[number].lookup_rounds
+    assert copied > 3
+    assert sum(step.drafting for step in steps) == results[number].tally.rounds - copied
+
+
+def test_what_a_block_looks_like_does_not_depend_on_who_else_drafts() -> None:
+    """Blocks are whole even where the context ends, because their slots see each other."""
+    target, drafter = models(max_positions=24)
+    begun: list[int | None] = []
+    begin = drafter.begin
+
+    def watched(anchor: int, cache: Cache, gamma: int | None = None) -> DraftBlock:
+        begun.append(gamma)
+        return begin(anchor, cache, gamma)
+
+    drafter.begin = watched  # type: ignore[method-assign]
+    core = EngineCore(target, [Strategy("drafts", drafter)], EngineOptions(3, scheduler=ALL))
+    for prompt in ([0] * 19, [1], [2] * 5):
+        core.add(prompt, SamplingParams(1.0, seed=2, max_tokens=60, ignore_eos=True))
+    run(core)
+    assert set(begun) == {GAMMA}

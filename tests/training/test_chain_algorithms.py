@@ -135,7 +135,7 @@ def test_a_warm_start_is_the_targets_last_layer(name: str) -> None:
     [
         ("mtp", "block_size: 2", "drafter.block_size: .*1"),
         ("mtp", "target_layer_ids: [1]", "drafter.target_layer_ids: a key of algorithm dspark and eagle3, not of mtp"),
-        ("eagle3", "{target_layer_ids: [1], markov_rank: 3}", "drafter.markov_rank: a key of algorithm dspark, not of eagle3"),
+        ("eagle3", "{target_layer_ids: [1], markov_rank: 3}", "markov_rank: a key of algorithm dspark, not of eagle3"),
         ("eagle3", "block_size: 7", "drafter.target_layer_ids: Field required"),
     ],
 )

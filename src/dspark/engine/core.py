@@ -60,7 +60,8 @@ class EngineCore:
         features = FeatureRows(self._strategies.values(), target.info.hidden_size)
         self._cost = OnlineCost(cost) if isinstance(cost, CostTable) and self.options.follow_cost else None
         planner, most = RoundPlanner.of(self.options, self._cost or cost), self.options.max_batched_tokens
-        self._runner = Runner(target, self.memory, features, planner, self._watch, most)
+        gamma = max((one.drafter.info.gamma for one in strategies if one.drafter is not None), default=1)
+        self._runner = Runner(target, self.memory, features, planner, self._watch, most, gamma)
         self.last: StepStats | None = None
         self._waiting: WaitingQueue[Running] = WaitingQueue()
         self._requests: dict[int, Running] = {}
@@ -155,6 +156,7 @@ class EngineCore:
             pages_used=self.memory.manager.used,
             waiting=len(self._waiting),
             preempted=len(step.preempted),
+            finished=sum(running.request.output.finish_reason is not None for running, _ in ran.commits),
         )
 
     def _tell(self, running: Running, commit: Commit) -> Event:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dspark.calibration.signals import Floats, SurvivalModel
-from dspark.drafters.prompt_lookup import ACCEPTANCE
 from dspark.engine.batch_sampler import BatchRound
 from dspark.engine.confidences import SlotSignals, conditional, reads_laws, recorded
 from dspark.engine.ragged import begin_each
@@ -19,17 +18,15 @@ from dspark.types import Drafter, as_ids
 
 @dataclass(slots=True)
 class Member:
-    """One request in the round: how many drafts it may have, and the copies it has instead of a drafter's."""
+    """One request in the round: the drafts that its drafter may make, or the `copies` that stand in their place."""
 
     running: Running
-    cap: int
-    copies: list[int]
+    copies: list[int] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, running: Running) -> "Member":
-        """The request as it stands, all of which follows from its committed tokens."""
-        copies = running.request.copies()
-        return cls(running, len(copies) if copies else running.request.room, copies)
+    @property
+    def cap(self) -> int:
+        """Drafts that the scheduler may ask for. Copies are not its business: none of them costs any drafting."""
+        return 0 if self.copies or self.running.strategy.drafter is None else self.running.request.room
 
     @property
     def model(self) -> SurvivalModel | None:
@@ -38,8 +35,8 @@ class Member:
 
     @property
     def drafter(self) -> Drafter | None:
-        """Who drafts for it in this round."""
-        return None if self.copies or self.cap == 0 else self.running.strategy.drafter
+        """Who drafts for it in this round, if the round drafts."""
+        return self.running.strategy.drafter if self.cap else None
 
 
 @dataclass(slots=True)
@@ -53,32 +50,27 @@ class Group:
     def __post_init__(self) -> None:
         requests = [member.running.request for member in self.members]
         starts = [len(request.output.token_ids) for request in requests]
-        caps = [member.cap for member in self.members]
-        self.sampler = BatchRound([request.sampler for request in requests], starts, caps)
-
-    def draft(self, gamma: int) -> Floats:
-        """Propose blocks of up to `gamma` drafts; returns their conditional confidences [B, gamma]."""
-        confidences = np.zeros((len(self.members), gamma), dtype=np.float32)
-        if self.drafter is None:
-            self._copy(confidences)
-        else:
-            self._draft(self.drafter, confidences)
-        return confidences
-
-    def _copy(self, confidences: Floats) -> None:
+        most = [len(member.copies) or member.cap for member in self.members]
+        self.sampler = BatchRound([request.sampler for request in requests], starts, most)
         for row, member in enumerate(self.members):
             if member.copies:
                 self.sampler.copy(row, member.copies)
-                chances = recorded(ACCEPTANCE, member.running.request.sampler.params)
-                slots = len(member.copies)
-                confidences[row, :slots] = conditional(None, None, slots, chances)[0]
+
+    def draft(self, gamma: int) -> Floats:
+        """Propose blocks of up to `gamma` drafts; returns their conditional confidences [B, gamma], 0 for copies."""
+        confidences = np.zeros((len(self.members), gamma), dtype=np.float32)
+        if self.drafter is not None:
+            self._draft(self.drafter, confidences)
+        return confidences
 
     def _draft(self, drafter: Drafter, confidences: Floats) -> None:
         requests = [member.running.request for member in self.members]
         caches = [member.running.draft_cache for member in self.members]
         assert all(cache is not None for cache in caches)
-        slots = min(confidences.shape[1], drafter.info.gamma, max(member.cap for member in self.members))
-        blocks = begin_each(drafter, [r.anchor for r in requests], [c for c in caches if c is not None], slots)
+        slots = min(drafter.info.gamma, max(member.cap for member in self.members))
+        # Whole blocks in any case: their slots attend to each other, and q may not depend on who else is there.
+        anchors, known = [request.anchor for request in requests], [cache for cache in caches if cache is not None]
+        blocks = begin_each(drafter, anchors, known, drafter.info.gamma)
         models = [member.model for member in self.members]
         signals = SlotSignals(any(map(reads_laws, models)))
         previous = [request.anchor for request in requests]
@@ -112,9 +104,12 @@ class Group:
         confidences[np.arange(slots) >= drafted[:, None]] = 0.0
 
 
-def grouped(members: Iterable[Member]) -> list[Group]:
-    """Members by who drafts for them, in the order in which each first appears."""
+def grouped(decodes: Iterable[Running], room: int) -> list[Group]:
+    """Members by who drafts for them, in the order in which each first appears; at most `room` copies in all."""
     by_source: dict[int, list[Member]] = {}
-    for member in members:
+    for running in decodes:
+        copies = running.request.copies()[:room]
+        room -= len(copies)
+        member = Member(running, copies)
         by_source.setdefault(id(member.drafter), []).append(member)
     return [Group(own[0].drafter, own) for own in by_source.values()]

@@ -25,12 +25,13 @@ class Event:
 class StepStats:
     """One step in numbers. Seconds add up: `draft` + `verify` + `schedule` + `other` = `seconds`.
 
-    Of `requests` that decoded, `drafting` were given drafts: `drafted` in all, of which `verified` went through the
-    target and `accepted` survived; `emitted` tokens went out, first ones included. `budget` is the number of drafts
-    that the scheduler had decided on beforehand, None if it left that open. `predicted_survival` is the sum of the
-    verified drafts' calibrated survivals (None if nobody asked for confidences), to compare with `accepted`;
-    `predicted_seconds` what the cost model expected of a round of this size. Of prompts, `prefill_tokens` were computed
-    and `hit_tokens` found in cached pages, by those who entered.
+    Of `requests` that decoded, the drafters of `drafting` ran; `drafted` drafts were made, copies included, of which
+    `verified` went through the target and `accepted` survived; `emitted` tokens went out, first ones included. `budget`
+    is the number of drafts that the scheduler had decided on beforehand, None if it left that open.
+    `predicted_survival` is the sum of the verified drafts' calibrated survivals, copies left out (None if nobody asked
+    for confidences), to compare with what is accepted of these; `predicted_seconds` what the cost model expected of a
+    round of this size. Of prompts, `prefill_tokens` were computed and `hit_tokens` found in cached pages, by those who
+    entered.
     """
 
     requests: int = 0

@@ -49,7 +49,7 @@ class EngineMemory:
 
     def check_fits(self, running: Running) -> None:
         """Raises CapacityError for a request that all pages together could not hold."""
-        positions = min(running.request.capacity + running.drafts, self._longest)
+        positions = len(running.request.prompt_ids) + running.request.limit + running.drafts
         if pages_for(positions) > self.manager.pages:
             raise CapacityError(
                 f"the request may need {positions} positions and the engine has {self.manager.pages * PAGE}: ask for "
@@ -59,7 +59,7 @@ class EngineMemory:
     def seat(self, running: Running, spare: int) -> bool:
         """Pages for what it must read and a round behind; False, with nothing held, if fewer than `spare` were left."""
         shared = self._pool is not None and self._shares(running.strategy.drafter)
-        lease = self.manager.open(running.tokens[: running.goal], running.salt if shared else f"request {running.key}")
+        lease = self.manager.open(running.tokens(0, running.goal), running.salt if shared else f"request {running.key}")
         if not self.manager.reserve(lease, running.goal + 1 + running.drafts, spare):
             self.manager.close(lease)
             return False
@@ -89,7 +89,7 @@ class EngineMemory:
         lease = running.lease
         assert lease is not None
         if self._pool is not None and self._shares(running.strategy.drafter):
-            self.manager.commit(lease, running.tokens[lease.length : running.computed])
+            self.manager.commit(lease, running.tokens(lease.length, running.computed))
 
     def _shares(self, drafter: Drafter | None) -> bool:
         return drafter is None or id(drafter) in self._draft_pools

@@ -38,7 +38,7 @@ class Request:
         check_prompt(prompt_ids, info)
         self.prompt_ids = tuple(prompt_ids)
         self.context = info.max_positions
-        limit = min(params.max_tokens, self.context - len(prompt_ids))
+        self.limit = limit = min(params.max_tokens, self.context - len(prompt_ids))
         end_ids = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *info.eos_token_ids)
         self.output = Output(limit, end_ids, params.stop, detokeniser)
         self.max_drafts = max_drafts(drafter, options)

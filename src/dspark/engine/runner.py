@@ -42,6 +42,11 @@ class Proposal:
     context: float = 0.0
 
     @property
+    def drafting(self) -> int:
+        """Members whose drafter ran."""
+        return 0 if self.plan is None or not self.plan.drafts else sum(member.cap > 0 for member in self.members)
+
+    @property
     def predicted_survival(self) -> float | None:
         """How many of the verified drafts were expected to survive; None if nobody asked for confidences."""
         if self.confidences is None:
@@ -88,7 +93,7 @@ class Ran:
         verified = sum(proposal.lengths)
         return {
             "requests": len(proposal.lengths),
-            "drafting": sum(drafted > 0 for drafted in proposal.drafted),
+            "drafting": proposal.drafting,
             "prefill_tokens": self.prefill_tokens,
             "drafted": sum(proposal.drafted),
             "verified": verified,
@@ -102,7 +107,7 @@ class Ran:
 
 
 class Runner:
-    """Everything that a step needs, beside who takes part in it."""
+    """Everything that a step needs, beside who takes part in it. `gamma` is the most that any drafter drafts."""
 
     def __init__(
         self,
@@ -112,9 +117,10 @@ class Runner:
         planner: RoundPlanner,
         watch: Stopwatch,
         max_tokens: int,
+        gamma: int,
     ) -> None:
         self._target, self._memory, self._features = target, memory, features
-        self._planner, self._watch, self._max_tokens = planner, watch, max_tokens
+        self._planner, self._watch, self._max_tokens, self._gamma = planner, watch, max_tokens, gamma
 
     def run(self, step: Step[Running]) -> Ran:
         """Do what `step` plans."""
@@ -139,11 +145,11 @@ class Runner:
         """Plan, draft, and choose lengths: at most `room` drafts in all."""
         if not decodes:
             return Proposal()
-        proposal = Proposal(grouped(Member.of(running) for running in decodes))
+        proposal = Proposal(grouped(decodes, room))
         members = proposal.members
-        proposal.lengths = proposal.drafted = [0] * len(members)
+        proposal.lengths = proposal.drafted = [len(member.copies) for member in members]
         proposal.context = float(np.mean([member.running.computed for member in members]))
-        batch = self._batch(members, len(members) + room)
+        batch = self._batch(members, len(members) + room - sum(proposal.lengths))
         if batch is None:
             return proposal
         self._watch.lap("other")
@@ -153,28 +159,29 @@ class Runner:
             proposal.confidences = np.concatenate([group.draft(batch.gamma) for group in proposal.groups])
             proposal.drafted = [len(drafts) for group in proposal.groups for drafts in group.sampler.drafts]
             self._watch.lap("draft")
-        lengths = self._planner.scheduler.lengths(plan, proposal.confidences)
-        proposal.lengths = np.minimum(lengths, proposal.drafted).tolist()
+        chosen = self._planner.scheduler.lengths(plan, proposal.confidences).tolist()
+        drafts = zip(members, chosen, proposal.drafted, strict=True)
+        proposal.lengths = [len(member.copies) or min(length, drafted) for member, length, drafted in drafts]
         self._watch.lap("schedule")
         return proposal
 
     def _batch(self, members: Sequence[Member], max_tokens: int) -> Batch | None:
-        """What the scheduler is told of the members; None if none of them may draft."""
-        gamma = max(member.cap for member in members)
-        if gamma == 0:
+        """What the scheduler is told of the members; None if none of them may draft. Gamma is always the same."""
+        caps = np.array([member.cap for member in members])
+        if not caps.any():
             return None
         return Batch(
             keys=np.array([member.running.key for member in members]),
-            gamma=gamma,
+            gamma=self._gamma,
             context=float(np.mean([member.running.computed for member in members])),
-            caps=np.array([member.cap for member in members]),
+            caps=caps,
             max_tokens=max_tokens,
         )
 
     def _forecast(self, proposal: Proposal, prefills: Sequence[Chunk[Running]]) -> Batch | None:
         """The next round, if nobody ends and nobody comes."""
         members = proposal.members
-        members += [Member(chunk.request, chunk.request.drafts, []) for chunk in prefills if chunk.last]
+        members += [Member(chunk.request) for chunk in prefills if chunk.last]
         return self._batch(members, self._max_tokens) if members else None
 
     def _forward(self, rows: Rows) -> TargetOutput:
@@ -230,7 +237,8 @@ class Runner:
     def _report(self, proposal: Proposal, accepted: Sequence[int]) -> None:
         self._planner.settle()
         if proposal.plan is not None:
-            outcome = Outcome(proposal.plan, np.array(proposal.lengths), np.array(accepted))
+            drafted = np.array([not member.copies for member in proposal.members])
+            outcome = Outcome(proposal.plan, np.array(proposal.lengths) * drafted, np.array(accepted) * drafted)
             self._planner.scheduler.observe(outcome)
         self._watch.lap("schedule")
 
@@ -243,7 +251,7 @@ def _rows(proposal: Proposal, prefills: Sequence[Chunk[Running]]) -> Rows:
         running = member.running
         rows.add(running, [running.request.anchor, *proposed[:length]], 1 + length)
     for chunk in prefills:
-        tokens = chunk.request.tokens[chunk.first : chunk.first + chunk.count]
+        tokens = chunk.request.tokens(chunk.first, chunk.first + chunk.count)
         rows.add(chunk.request, tokens, int(_due(chunk)))
     return rows
 

@@ -37,10 +37,11 @@ class Running:
         """Whether it has pages."""
         return self._target_cache is not None
 
-    @property
-    def tokens(self) -> list[int]:
-        """All committed tokens."""
-        return [*self.request.prompt_ids, *self.request.output.token_ids]
+    def tokens(self, first: int, end: int) -> list[int]:
+        """Committed tokens at positions `first` to before `end`."""
+        prompt, answer = self.request.prompt_ids, self.request.output.token_ids
+        size = len(prompt)
+        return [*prompt[first:end], *answer[max(first - size, 0) : max(end - size, 0)]]
 
     @property
     def goal(self) -> int:
