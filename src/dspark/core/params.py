@@ -13,6 +13,13 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this take the most likely token (the limit of DeepSpec and vLLM)."""
 
 
+PENALTY_LIMIT = 1e6
+"""Largest presence and frequency penalty either way, and largest repetition penalty (or one over it).
+
+Float32 logits stay finite behind them: a frequency penalty times a million occurrences over the smallest temperature is
+1e17, of at most 3.4e38.
+"""
+
 MAX_LOGPROBS = 20
 """Most alternatives that a request may ask for at a position (the limit of the OpenAI API)."""
 
@@ -44,9 +51,14 @@ def _checks(vocab_size: float) -> Iterator[tuple[str, Callable[[Any], bool], str
     yield "top_k", _is_count, "a whole number, 0 (off) or more"
     yield "top_p", lambda x: _is_real(x) and 0 < x <= 1, "a number above 0 and at most 1 (off)"
     yield "min_p", lambda x: _is_real(x) and 0 <= x <= 1, "a number from 0 (off) to 1"
-    yield "repetition_penalty", lambda x: _is_real(x) and x > 0, "a finite number above 0 (1 is off)"
-    yield "presence_penalty", _is_real, "a finite number (0 is off)"
-    yield "frequency_penalty", _is_real, "a finite number (0 is off)"
+    scaled, added = f"a number from {1 / PENALTY_LIMIT:g} to {PENALTY_LIMIT:g}", f"a number within +-{PENALTY_LIMIT:g}"
+    yield (
+        "repetition_penalty",
+        lambda x: _is_real(x) and 1 / PENALTY_LIMIT <= x <= PENALTY_LIMIT,
+        f"{scaled} (1 is off)",
+    )
+    for name in ("presence_penalty", "frequency_penalty"):
+        yield name, lambda x: _is_real(x) and abs(x) <= PENALTY_LIMIT, f"{added} (0 is off)"
     yield "seed", lambda x: _is_count(x) and x < SEED_LIMIT, "a whole number from 0 to 2^64 - 1"
     yield "max_tokens", lambda x: _is_count(x) and x >= 1, "a whole number, 1 or more"
     yield "stop", lambda x: _is_list(x) and all(isinstance(text, str) and text for text in x), "non-empty strings"

@@ -78,6 +78,12 @@ class BatchRound:
         """Take `tokens`, found without a law, as the drafts of request `row`, which drafts no others."""
         self._rounds[row].copy(tokens)
 
+    def alone(self, row: int) -> "BatchRound":
+        """The round of request `row`, as a batch of one."""
+        one = BatchRound((), (), ())
+        one._rounds = [self._rounds[row]]
+        return one
+
     @property
     def takes_best(self) -> list[bool]:
         """For each request, whether the target's likeliest tokens are all that judging it needs."""

@@ -17,7 +17,7 @@ from dspark.engine.options import DecodeOptions
 from dspark.engine.request import Request
 from dspark.engine.result import Commit, FinishReason, GenerationResult, Times
 from dspark.engine.round_planner import RoundPlanner
-from dspark.engine.runner import Ran, Runner
+from dspark.engine.runner import Commits, Ran, Runner
 from dspark.engine.running import Running
 from dspark.engine.step_plan import Step, plan_step
 from dspark.engine.stops import Detokeniser
@@ -67,12 +67,12 @@ class EngineCore:
         self._requests: dict[int, Running] = {}
         self._began: dict[int, Mapping[str, float]] = {}
         self._next_key = 0
-        self._ended: list[Event] = []
+        self._untold: list[Event] = []
 
     @property
     def idle(self) -> bool:
         """Whether nothing is left to do, and no event is left to tell."""
-        return not self._requests and not self._ended
+        return not self._requests and not self._untold
 
     def add(
         self,
@@ -110,21 +110,29 @@ class EngineCore:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """One step; what it gave the requests that it changed, and which ended since the last one."""
+        """One step; what it gave the requests that it changed, and which ended since the last one.
+
+        What cannot be drawn for one request ends that one, with the reason "error". If a step raises, its requests are
+        as they were and can go on or be aborted, and what it has to tell nevertheless is told by the next one.
+        """
         self._watch.start()
         before = dict(self._watch.seconds)
         for running in [one for one in self._requests.values() if one.late(self.clock())]:
             self._stop(running, "deadline")
-        events, self._ended = self._ended, []
         seated = [running for running in self._requests.values() if running.seated]
         step = plan_step(seated, self._waiting, self.options, self.memory)
         for running in step.entered:
             self._began.setdefault(running.key, before)
-        ran = self._runner.run(step)
-        events += [self._tell(running, commit) for running, commit in ran.commits]
+        commits: Commits = []
+        try:
+            ran = self._runner.run(step, commits)
+        finally:
+            for running, commit in commits:
+                self._untold.append(self._tell(running, commit))
         self._watch.lap("other")
         self.last = self._stats(ran, step, before)
         self._learn(ran, self.last)
+        events, self._untold = self._untold, []
         return events
 
     def _learn(self, ran: Ran, stats: StepStats) -> None:
@@ -161,13 +169,13 @@ class EngineCore:
 
     def _tell(self, running: Running, commit: Commit) -> Event:
         running.texts.append(commit.text)
-        reason = running.request.output.finish_reason
+        reason = running.finish_reason
         result = None if reason is None else self._leave(running, reason)
-        return Event(running.key, commit.token_ids, commit.text, reason, result, commit.logprobs)
+        return Event(running.key, commit.token_ids, commit.text, reason, result, commit.logprobs, running.error)
 
     def _stop(self, running: Running, reason: FinishReason) -> None:
         """End a request that did not end by itself."""
-        self._ended.append(Event(running.key, (), "", reason, self._leave(running, reason)))
+        self._untold.append(Event(running.key, (), "", reason, self._leave(running, reason)))
 
     def _leave(self, running: Running, reason: FinishReason) -> GenerationResult:
         if running.seated:
@@ -185,6 +193,7 @@ class EngineCore:
             lookup_rounds=request.lookup_rounds,
             logprobs=tuple(request.logprobs),
             times=Times(**_between(began, spent, ("draft", "verify", "schedule"))),
+            error=running.error,
         )
 
     def _strategy(self, name: str | None) -> Strategy:

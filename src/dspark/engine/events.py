@@ -10,7 +10,7 @@ from dspark.types import TokenLogprob
 class Event:
     """What a step gave one request: new tokens, the text that can be shown now, and at its end reason and result.
 
-    `logprobs` are those of the new tokens, if the request asks for them.
+    `logprobs` are those of the new tokens, if the request asks for them. `error` is told with the reason "error".
     """
 
     request_id: int
@@ -19,6 +19,7 @@ class Event:
     finish_reason: FinishReason | None = None
     result: GenerationResult | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ Shapes: N rows of all rounds, V vocabulary, d width.
 from collections.abc import Sequence
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from dspark.core.sampling import check_finite
 from dspark.engine.batch_sampler import BatchRound
+from dspark.errors import SamplingError
 from dspark.types import GreedyTarget, Target, Verdict
 
 Round = tuple[BatchRound, Sequence[int]]
@@ -37,6 +39,24 @@ def judge_rounds(target: Target, rounds: Sequence[Round], hidden: Tensor) -> lis
         verdicts += sampler.judge(logits[at : at + count], own, known)
         at += count
     return verdicts
+
+
+def judge_each(target: Target, rounds: Sequence[Round], hidden: Tensor) -> list[Verdict | SamplingError]:
+    """`judge_rounds`, and where that fails one request after another: who cannot be judged has an error."""
+    try:
+        return [*judge_rounds(target, rounds, hidden)]
+    except SamplingError:
+        alone = [(sampler.alone(row), [length]) for sampler, own in rounds for row, length in enumerate(own)]
+        parts = torch.split(hidden, [length + 1 for _, (length,) in alone])
+        return [_judge_alone(target, one, part) for one, part in zip(alone, parts, strict=True)]
+
+
+def _judge_alone(target: Target, one: Round, hidden: Tensor) -> Verdict | SamplingError:
+    try:
+        (verdict,) = judge_rounds(target, [one], hidden)
+    except SamplingError as error:
+        return error
+    return verdict
 
 
 def _best(target: Target, hidden: Tensor, rows: Sequence[int]) -> dict[int, int]:

@@ -9,8 +9,8 @@ from dspark.types import TokenLogprob
 TextEnd = Literal["stop", "length"]
 """A stop token or string; the token limit or the end of the context."""
 
-FinishReason = Literal["stop", "length", "abort", "deadline"]
-"""A `TextEnd`, or from outside: whoever asked no longer wants it, its time is up."""
+FinishReason = Literal["stop", "length", "abort", "deadline", "error"]
+"""A `TextEnd`, or from outside: whoever asked no longer wants it, its time is up; or no token could be drawn for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class Times:
 class GenerationResult:
     """One finished request. `text` is empty without a detokeniser; `lookup_rounds` copied their drafts.
 
-    `logprobs` has one entry a token if `SamplingParams.logprobs` asks for them, else none.
+    `logprobs` has one entry a token if `SamplingParams.logprobs` asks for them, else none. `error` says what went wrong
+    where `finish_reason` is "error".
     """
 
     token_ids: tuple[int, ...]
@@ -55,6 +56,7 @@ class GenerationResult:
     times: Times
     lookup_rounds: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
 
     @property
     def tokens_per_second(self) -> float:

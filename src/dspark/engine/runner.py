@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from dspark.engine.batch_sampler import BatchRound
+from dspark.engine.checkpoint import Checkpoint
 from dspark.engine.drafted_round import Group, Member, grouped
 from dspark.engine.features import FeatureRows
-from dspark.engine.judging import judge_rounds
+from dspark.engine.judging import judge_each
 from dspark.engine.memory import EngineMemory
 from dspark.engine.ragged import extend_ragged, forward_ragged
 from dspark.engine.result import Commit
@@ -22,9 +23,16 @@ from dspark.engine.round_planner import RoundPlanner
 from dspark.engine.running import Running
 from dspark.engine.step_plan import Chunk, Step
 from dspark.engine.stopwatch import Stopwatch
+from dspark.errors import SamplingError
 from dspark.scheduling.arrays import Floats
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.types import Cache, Target, TargetOutput, Verdict, as_ids
+
+Commits = list[tuple[Running, Commit]]
+"""What requests were given, in order."""
+
+Judged = Verdict | SamplingError
+"""How a round went, or why nobody can say."""
 
 
 @dataclass(slots=True)
@@ -82,7 +90,7 @@ class Rows:
 class Ran:
     """What a step did: commits in order, the proposal, and the numbers accepted [B]."""
 
-    commits: list[tuple[Running, Commit]]
+    commits: Commits
     proposal: Proposal
     accepted: list[int]
     prefill_tokens: int
@@ -122,22 +130,34 @@ class Runner:
         self._target, self._memory, self._features = target, memory, features
         self._planner, self._watch, self._max_tokens, self._gamma = planner, watch, max_tokens, gamma
 
-    def run(self, step: Step[Running]) -> Ran:
-        """Do what `step` plans."""
+    def run(self, step: Step[Running], commits: Commits) -> Ran:
+        """Do what `step` plans, and append to `commits` whatever is committed, even if something raises later.
+
+        Then caches are as before, and the requests can go on; who alone cannot be judged ends alone, with an `error`.
+        """
+        before = Checkpoint([*step.decodes, *(chunk.request for chunk in step.prefills)])
+        try:
+            return self._run(step, commits)
+        except BaseException:
+            before.restore()
+            raise
+
+    def _run(self, step: Step[Running], commits: Commits) -> Ran:
         prefill_tokens = sum(chunk.count for chunk in step.prefills)
         proposal = self._propose(step.decodes, step.drafts)
         rows = _rows(proposal, step.prefills)
         if not rows.token_ids:
-            return Ran([], proposal, [], 0)
+            return Ran(commits, proposal, [], 0)
         self._planner.expect(self._forecast(proposal, step.prefills))
         output = self._forward(rows)
         verdicts = self._verdicts(proposal, step.prefills, output.last_hidden[rows.judged]) if rows.judged else []
         self._watch.lap("verify")
-        commits = self._commit(proposal, step.prefills, verdicts)
+        self._commit(proposal, step.prefills, verdicts, commits)
         self._watch.lap("other")
         self._keep(rows, output)
         self._watch.lap("draft")
-        accepted = [verdict.accepted for verdict in verdicts[: len(proposal.lengths)]]
+        judged = verdicts[: len(proposal.lengths)]
+        accepted = [0 if isinstance(verdict, SamplingError) else verdict.accepted for verdict in judged]
         self._report(proposal, accepted)
         return Ran(commits, proposal, accepted, prefill_tokens)
 
@@ -190,40 +210,46 @@ class Runner:
         padding = self._memory.padding
         return forward_ragged(self._target, *what) if padding is None else padding.forward(self._target, *what)
 
-    def _verdicts(self, proposal: Proposal, prefills: Sequence[Chunk[Running]], judged: Tensor) -> list[Verdict]:
+    def _verdicts(self, proposal: Proposal, prefills: Sequence[Chunk[Running]], judged: Tensor) -> list[Judged]:
         """Those of members in order, then of the prompts whose first token is due, from states `judged` [., d]."""
         lengths = iter(proposal.lengths)
         rounds = [(group.sampler, [next(lengths) for _ in group.members]) for group in proposal.groups]
         due = [chunk.request.request.sampler for chunk in prefills if _due(chunk)]
         nothing = [0] * len(due)
-        return judge_rounds(self._target, [*rounds, (BatchRound(due, nothing, nothing), nothing)], judged)
+        return judge_each(self._target, [*rounds, (BatchRound(due, nothing, nothing), nothing)], judged)
 
     def _commit(
-        self, proposal: Proposal, prefills: Sequence[Chunk[Running]], verdicts: Sequence[Verdict]
-    ) -> list[tuple[Running, Commit]]:
-        commits: list[tuple[Running, Commit]] = []
+        self, proposal: Proposal, prefills: Sequence[Chunk[Running]], verdicts: Sequence[Judged], commits: Commits
+    ) -> None:
         judged = iter(verdicts)
         drafts = [drafts for group in proposal.groups for drafts in group.sampler.drafts]
         for member, proposed, length in zip(proposal.members, drafts, proposal.lengths, strict=True):
             running, verdict = member.running, next(judged)
+            if isinstance(verdict, SamplingError):
+                commits.append((running, _failed(running, verdict)))
+                continue
             running.target_cache.rollback(running.request.length + verdict.accepted)
             round_ = (proposed[:length], verdict, bool(member.copies), len(proposed))
             commits.append((running, running.request.commit_round(*round_)))
-        due = [chunk.request for chunk in prefills if _due(chunk)]
-        return [*commits, *((running, running.request.commit_first(next(judged))) for running in due)]
+        for running in [chunk.request for chunk in prefills if _due(chunk)]:
+            verdict = next(judged)
+            if isinstance(verdict, SamplingError):
+                commits.append((running, _failed(running, verdict)))
+            else:
+                commits.append((running, running.request.commit_first(verdict)))
 
     def _keep(self, rows: Rows, output: TargetOutput) -> None:
         """Show drafters the positions that were kept, and let others share them."""
         first, by_drafter = 0, dict[int, list[tuple[Running, int, int]]]()
         for running, count in zip(rows.owners, rows.counts, strict=True):
-            if running.draft_cache is not None and running.request.output.finish_reason is None:
+            if running.draft_cache is not None and running.finish_reason is None:
                 kept = running.computed - running.draft_cache.length
                 by_drafter.setdefault(id(running.strategy.drafter), []).append((running, first, kept))
             first += count
         for shown in by_drafter.values():
             self._show(shown, output.features)
         for running in rows.owners:
-            if running.request.output.finish_reason is None:
+            if running.finish_reason is None:
                 self._memory.commit(running)
 
     def _show(self, shown: Sequence[tuple[Running, int, int]], features: Tensor) -> None:
@@ -254,6 +280,12 @@ def _rows(proposal: Proposal, prefills: Sequence[Chunk[Running]]) -> Rows:
         tokens = chunk.request.tokens(chunk.first, chunk.first + chunk.count)
         rows.add(chunk.request, tokens, int(_due(chunk)))
     return rows
+
+
+def _failed(running: Running, error: SamplingError) -> Commit:
+    """Let the request end with what it has."""
+    running.error = str(error)
+    return Commit((), "")
 
 
 def _due(chunk: Chunk[Running]) -> bool:

@@ -4,6 +4,7 @@ from dspark.calibration.signals import RoundHistory
 from dspark.core.tau import Round
 from dspark.engine.lease import Lease
 from dspark.engine.request import Request
+from dspark.engine.result import FinishReason
 from dspark.engine.strategy import Strategy
 from dspark.types import Cache
 
@@ -11,7 +12,7 @@ from dspark.types import Cache
 class Running:
     """`request` and what the engine keeps of it. Without pages it waits, for the first time or once more.
 
-    `target_cache` and `draft_cache` exist from `seat` to `unseat`.
+    `target_cache` and `draft_cache` exist from `seat` to `unseat`. `error` is what ended it, if something went wrong.
     """
 
     def __init__(
@@ -22,6 +23,7 @@ class Running:
         self.lease: Lease | None = None
         self.draft_cache: Cache | None = None
         self.texts: list[str] = []
+        self.error: str | None = None
         self.history = RoundHistory()
         request.memory = self
         self._target_cache: Cache | None = None
@@ -36,6 +38,11 @@ class Running:
     def seated(self) -> bool:
         """Whether it has pages."""
         return self._target_cache is not None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended by itself; None while it goes on."""
+        return self.request.output.finish_reason if self.error is None else "error"
 
     def tokens(self, first: int, end: int) -> list[int]:
         """Committed tokens at positions `first` to before `end`."""
