@@ -1,7 +1,10 @@
 """The engine behind coroutines: streams, cancellation, deadlines, failure, closing."""
 
 import asyncio
+import gc
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,7 @@ from dspark.engine.reference import ReferenceLoop
 from dspark.errors import ConfigError, EngineError
 from dspark.scheduling.registry import SchedulerConfig
 from dspark.targets.fake import FakeTarget
-from dspark.types import SamplingParams
+from dspark.types import SamplingParams, TargetOutput
 
 V = 6
 ENDLESS = SamplingParams(max_tokens=5_000, ignore_eos=True)
@@ -118,3 +121,66 @@ def test_closing_and_failing_tell_every_stream_and_every_later_one(monkeypatch: 
 
     asyncio.run(asyncio.wait_for(closed(), 20))
     asyncio.run(asyncio.wait_for(failed(), 20))
+
+
+class Slow(FakeTarget):
+    """Every forward takes a moment, so that a coroutine can act during a step."""
+
+    def forward(self, *arguments: Any) -> TargetOutput:
+        time.sleep(0.05)
+        return super().forward(*arguments)
+
+
+def slow_core() -> EngineCore:
+    options = EngineOptions(4, pages=800, scheduler=SchedulerConfig("fixed", park=False))
+    return EngineCore(Slow(HashedLaw(V, 1, 2), V, 2, max_positions=6_000), options=options)
+
+
+def test_cancelling_before_the_engine_has_taken_the_request_in_is_not_lost() -> None:
+    async def serve() -> bool:
+        inner = slow_core()
+        async with AsyncEngine(inner) as engine:
+            other = engine.generate([1], SamplingParams(max_tokens=6, ignore_eos=True))
+            await anext(other)  # the next step runs now, and calls wait for its end
+            late = asyncio.create_task(collect(engine, [2], ENDLESS))
+            await asyncio.sleep(0.01)
+            late.cancel()
+            await asyncio.wait([late])
+            assert [event async for event in other][-1].finish_reason == "length"
+            await asyncio.sleep(0.2)
+            return inner.idle
+
+    assert asyncio.run(asyncio.wait_for(serve(), 20))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_client_whose_loop_is_closed_ends_its_requests_and_no_others() -> None:
+    inner = slow_core()
+    engine = AsyncEngine(inner)
+    try:
+        for waits in (0.01, 0.12):  # the loop closes before the request is taken in, and in the middle of its stream
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(anext(engine.generate([1], SamplingParams(max_tokens=3, ignore_eos=True))))
+            abandoned = loop.create_task(collect(engine, [2], ENDLESS))
+            loop.run_until_complete(asyncio.sleep(waits))
+            loop.close()
+            last = asyncio.run(asyncio.wait_for(collect(engine, [3], SamplingParams(max_tokens=8)), 20))[-1]
+            assert last.finish_reason in ("stop", "length")
+            assert not abandoned.done()
+            del abandoned
+            gc.collect()  # what is left of a closed loop complains here
+        time.sleep(0.2)
+        assert inner.idle
+    finally:
+        engine.close()
+
+
+def test_refusals_of_an_engine_that_has_ended_share_no_traceback() -> None:
+    async def refusals() -> list[BaseException]:
+        engine = AsyncEngine(core())
+        await asyncio.to_thread(engine.close)
+        found = await asyncio.gather(*[collect(engine, [1], ENDLESS) for _ in range(3)], return_exceptions=True)
+        return [one for one in found if isinstance(one, EngineError)]
+
+    errors = asyncio.run(refusals())
+    assert len({id(error) for error in errors}) == 3

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
 from dspark.engine.core import EngineCore
+from dspark.engine.event_stream import EventStream
 from dspark.engine.events import Event
 from dspark.engine.stops import Detokeniser
 from dspark.errors import EngineError
@@ -15,8 +16,6 @@ from dspark.types import SamplingParams
 
 IDLE_SECONDS = 0.05
 """How long an engine without work sleeps before it looks whether it shall close."""
-
-Deliver = Callable[[Event | BaseException], None]
 
 
 class AsyncEngine:
@@ -28,9 +27,9 @@ class AsyncEngine:
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._deliver: dict[int, Deliver] = {}
+        self._streams: dict[int, EventStream] = {}
         self._closing = threading.Event()
-        self._ended: EngineError | None = None
+        self._ended: str | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="dspark-engine", daemon=True)
         self._thread.start()
@@ -62,48 +61,38 @@ class AsyncEngine:
 
         `seconds` from now its time is up. Errors as in `EngineCore.add`; EngineError if the engine fails or closes.
         """
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | BaseException]()
-
-        def deliver(event: Event | BaseException) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(events.put_nowait, event)
-
-        number: asyncio.Future[int] = loop.create_future()
+        stream = EventStream()
 
         def add() -> None:
             try:
                 deadline = None if seconds is None else self._core.clock() + seconds
-                added = self._core.add(
+                stream.request = self._core.add(
                     prompt_ids, params, strategy=strategy, deadline=deadline, salt=salt, detokeniser=detokeniser
                 )
-                self._deliver[added] = deliver
-                loop.call_soon_threadsafe(_settle, number, added)
+                self._streams[stream.request] = stream
             except BaseException as error:
-                loop.call_soon_threadsafe(_fail, number, error)
+                stream.tell(error)
 
         self._call(add)
-        request = await number
         try:
             while True:
-                event = await events.get()
-                if isinstance(event, BaseException):
-                    raise event
+                event = await stream.next()
                 yield event
                 if event.result is not None:
                     return
         finally:
-            with contextlib.suppress(EngineError):
-                self._call(lambda: self._cancel(request))
+            with contextlib.suppress(EngineError):  # calls are done in order: by then the request has its number
+                self._call(lambda: self._cancel(stream.request))
 
     def _call(self, work: Callable[[], None]) -> None:
         """Let the engine's thread do `work` between two steps. Raises EngineError once that has ended."""
         with self._lock:
             if self._ended is not None:
-                raise self._ended
+                raise EngineError(self._ended)
             self._calls.put(work)
 
-    def _cancel(self, request: int) -> None:
-        if self._deliver.pop(request, None) is not None:
+    def _cancel(self, request: int | None) -> None:
+        if request is not None and self._streams.pop(request, None) is not None:
             self._core.abort(request)
 
     def _run(self) -> None:
@@ -112,9 +101,9 @@ class AsyncEngine:
                 self._take_calls()
                 if not self._core.idle:
                     self._hand_out(self._core.step())
-            self._end(EngineError("the engine was closed before the answer was complete"))
+            self._end("the engine was closed before the answer was complete")
         except BaseException as error:
-            self._end(EngineError(f"the engine failed: {error!r}"))
+            self._end(f"the engine failed: {error!r}")
 
     def _take_calls(self) -> None:
         """Do what is asked for; without anything to step, wait for it."""
@@ -128,31 +117,26 @@ class AsyncEngine:
 
     def _hand_out(self, events: Sequence[Event]) -> None:
         for event in events:
-            deliver = self._deliver.get(event.request_id)
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue
             if event.result is not None:
-                self._deliver.pop(event.request_id, None)
-            if deliver is not None:
-                deliver(event)
+                del self._streams[event.request_id]
+                stream.tell(event)
+            elif not stream.tell(event):
+                self._cancel(event.request_id)
 
-    def _end(self, error: EngineError) -> None:
+    def _end(self, reason: str) -> None:
         """Tell everybody; what was asked for meanwhile is done, so that nobody waits for an answer."""
         with self._lock:
-            self._ended = error
+            self._ended = reason
         with contextlib.suppress(queue.Empty):
             while True:
-                self._calls.get_nowait()()
-        for request, deliver in list(self._deliver.items()):
+                work = self._calls.get_nowait()
+                with contextlib.suppress(Exception):
+                    work()
+        for request, stream in list(self._streams.items()):
             with contextlib.suppress(Exception):
                 self._core.abort(request)
-            deliver(error)
-        self._deliver.clear()
-
-
-def _settle(number: "asyncio.Future[int]", request: int) -> None:
-    if not number.done():
-        number.set_result(request)
-
-
-def _fail(number: "asyncio.Future[int]", error: BaseException) -> None:
-    if not number.done():
-        number.set_exception(error)
+            stream.tell(EngineError(reason))
+        self._streams.clear()
