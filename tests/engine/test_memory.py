@@ -5,12 +5,15 @@ import pytest
 from dspark.core.hashed_law import HashedLaw
 from dspark.drafters.fake import FakeDrafter
 from dspark.engine import memory
+from dspark.engine.core import EngineCore
 from dspark.engine.engine_options import EngineOptions
 from dspark.engine.memory import EngineMemory
 from dspark.engine.strategy import PLAIN, Strategy
 from dspark.errors import CapacityError
 from dspark.nn.pages import PAGE, PagePool
-from dspark.targets.fake import FakeTarget
+from dspark.scheduling.registry import SchedulerConfig
+from dspark.targets.fake import FakeCache, FakeTarget
+from dspark.types import SamplingParams
 
 V, HEADS, WIDTH = 4, 2, 8
 PAGE_BYTES = 2 * HEADS * PAGE * WIDTH * 4  # of one layer
@@ -52,3 +55,29 @@ def test_one_request_too_long_for_the_memory(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CapacityError, match=r"set pages=5 to serve requests of up to 80 positions, or set pages=7"):
         engine_memory()
     assert engine_memory(pages=5).manager.pages == 5
+
+
+class Crowded(FakeDrafter):
+    """Has no room for its cache at first."""
+
+    room = False
+
+    def new_cache(self, capacity: int) -> FakeCache:
+        if not self.room:
+            raise MemoryError("no room for a chain's cache")
+        return super().new_cache(capacity)
+
+
+def test_a_request_that_gets_no_cache_holds_no_pages() -> None:
+    drafter = Crowded(HashedLaw(V, 1, 1), V, 3, 6)
+    options = EngineOptions(2, pages=7, lookup=None, scheduler=SchedulerConfig("fixed", park=False))
+    core = EngineCore(FakeTarget(HashedLaw(V, 1, 1), V, 1), [Strategy("drafts", drafter)], options)
+    number = core.add([0] * 20, SamplingParams(max_tokens=4))
+    with pytest.raises(MemoryError, match="chain"):
+        core.step()
+    assert core.memory.manager.used == 0
+    drafter.room = True
+    ends = [event for _ in range(20) for event in core.step() if event.result is not None]
+    assert [(end.request_id, end.finish_reason) for end in ends] == [(number, "length")]
+    assert core.idle
+    assert core.memory.manager.used == 0

@@ -175,3 +175,20 @@ def test_pages_of_a_prompt_that_ends_at_a_page(length: int) -> None:
     numbers = [core.add(STEM[:length], greedy(PAGE + 2)) for _ in range(3)]
     results, _ = run(core)
     assert {results[number].token_ids for number in numbers} == {alone(STEM[:length], greedy(PAGE + 2))}
+
+
+def test_names_and_salts_that_read_alike_when_joined_share_nothing() -> None:
+    """The drafter that has not read the page would find another context there, and its drafts would fall."""
+    target = PagedTarget(V, 1)
+    names = ("a", "a/b", "a b")
+    options = EngineOptions(4, 64, 16, 40, scheduler=SchedulerConfig("fixed", park=False), lookup=None)
+    core = EngineCore(target, [Strategy(name, PagedDrafter(target, GAMMA)) for name in names], options)
+    for name, salt, hits in (
+        ("a", "b/x", 0),
+        ("a/b", "x", 0),
+        ("a", "b x", 0),
+        ("a b", "x", 0),
+        ("a", "b/x", 32),
+    ):
+        core.add(STEM[:40], greedy(), strategy=name, salt=salt)
+        assert sum(step.hit_tokens for step in run(core)[1]) == hits

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from dspark.engine.engine_options import EngineOptions
+from dspark.engine.lease import Lease
 from dspark.engine.memory_plan import Demand, plan_memory
 from dspark.engine.page_manager import PageManager
 from dspark.engine.running import Running
@@ -57,12 +58,24 @@ class EngineMemory:
             )
 
     def seat(self, running: Running, spare: int) -> bool:
-        """Pages for what it must read and a round behind; False, with nothing held, if fewer than `spare` were left."""
+        """Pages for what it must read and a round behind; False, with nothing held, if fewer than `spare` were left.
+
+        Nothing is held either if a model has no room for a cache of its own, and raises.
+        """
         shared = self._pool is not None and self._shares(running.strategy.drafter)
         lease = self.manager.open(running.tokens(0, running.goal), running.salt if shared else f"request {running.key}")
-        if not self.manager.reserve(lease, running.goal + 1 + running.drafts, spare):
+        try:
+            if self.manager.reserve(lease, running.goal + 1 + running.drafts, spare):
+                self._seat_on(lease, running)
+        except BaseException:
+            running.unseat()
             self.manager.close(lease)
-            return False
+            raise
+        if not running.seated:
+            self.manager.close(lease)
+        return running.seated
+
+    def _seat_on(self, lease: Lease, running: Running) -> None:
         target_cache = self._target_cache(running, lease.table)
         draft_cache = self._draft_cache(running, lease.table)
         if lease.hit:
@@ -70,7 +83,6 @@ class EngineMemory:
             if draft_cache is not None:
                 draft_cache.length = lease.hit
         running.seat(lease, target_cache, draft_cache)
-        return True
 
     def unseat(self, running: Running) -> None:
         """Take its pages back."""

@@ -19,7 +19,7 @@ class Running:
         self, key: int, request: Request, strategy: Strategy, deadline: float | None = None, salt: str = ""
     ) -> None:
         self.key, self.request, self.strategy, self.deadline = key, request, strategy, deadline
-        self.salt = f"{strategy.name}/{salt}"
+        self.salt = f"{len(strategy.name)} {strategy.name} {salt}"  # the length says where the name ends
         self.lease: Lease | None = None
         self.draft_cache: Cache | None = None
         self.texts: list[str] = []

@@ -21,5 +21,6 @@ class Stopwatch:
     def lap(self, activity: str) -> None:
         """Add the time since the last lap to `activity`."""
         now = self._clock()
-        self.seconds[activity] = self.seconds.get(activity, 0.0) + now - self._last
+        passed = max(now - self._last, 0.0)  # by itself, or else rounding could take time from the sum
+        self.seconds[activity] = self.seconds.get(activity, 0.0) + passed
         self._last = now

@@ -1,6 +1,6 @@
 """The survival models beside a drafter's weights, for requests of any sampling."""
 
-from functools import cache
+from functools import lru_cache
 
 from dspark.calibration.file import FILE_NAME, Pair, Sampling, load_calibrations
 from dspark.calibration.records import DraftMode
@@ -11,6 +11,9 @@ from dspark.engine.confidences import ModelOf, uncalibrated
 from dspark.engine.models import Models
 from dspark.errors import DsparkError
 from dspark.types import SamplingParams
+
+MOST_KEPT = 256
+"""Most samplings whose model is remembered: clients may send a new temperature with every request."""
 
 
 def survival_models(models: Models, rule: RejectionRule, greedy_drafts: bool = False) -> tuple[ModelOf, str | None]:
@@ -27,7 +30,7 @@ def survival_models(models: Models, rule: RejectionRule, greedy_drafts: bool = F
     except DsparkError as error:
         return uncalibrated, f"confidences are taken as the drafter states them: {error}"
 
-    @cache
+    @lru_cache(maxsize=MOST_KEPT)
     def model_at(mode: DraftMode, temperature: float) -> SurvivalModel | None:
         alike = [one for one in known if _chosen_alike(one.sampling, mode, rule, temperature)]
         nearest = min(alike, key=lambda one: abs(one.sampling.temperature - temperature), default=None)
