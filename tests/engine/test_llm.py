@@ -1,5 +1,7 @@
 """`LLM` on the embedded model: many prompts at once give what each gives alone, whoever drafts."""
 
+import asyncio
+
 import pytest
 
 from dspark import LLM, EngineOptions, SamplingParams, SchedulerConfig
@@ -72,3 +74,27 @@ def test_what_cannot_be_leaves_the_engine_as_it_was(llm: LLM) -> None:
     while not llm.core.idle:
         llm.core.step()
     assert llm.core.memory.manager.used == 0
+
+
+@pytest.mark.slow
+def test_a_server_streams_the_text_that_a_list_of_prompts_gets(llm: LLM) -> None:
+    async def serve() -> list[str]:
+        async with llm.serve() as engine:
+            return [event.text async for event in engine.generate(QUESTIONS[0], GREEDY)]
+
+    pieces = asyncio.run(serve())
+    assert "".join(pieces) == llm.generate(QUESTIONS[0], GREEDY)[0].text != ""
+
+
+@pytest.mark.slow
+def test_prompts_and_parameters_of_another_type_are_refused(llm: LLM) -> None:
+    for prompts, params, told in (
+        ([1, 2, "abc"], None, "'abc' of type str stands among token ids"),
+        ([5, [1, 2]], None, "stands among token ids"),
+        (None, None, "the prompt is None"),
+        ("One", {"max_tokens": 3}, "of type dict; expected SamplingParams"),
+        ("One", [None], "the parameters are None"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            llm.generate(prompts, params)  # type: ignore[arg-type]
+    assert llm.core.idle

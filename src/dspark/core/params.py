@@ -38,8 +38,10 @@ def check_sampling(params: SamplingParams, vocab_size: int | None = None) -> Non
     """Refuse parameters that cannot work; with `vocab_size`, stop token ids outside the vocabulary too.
 
     Raises:
-        ConfigError: names the first offending field.
+        ConfigError: names the first offending field, or says what stands in the place of parameters.
     """
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"the parameters are {params!r:.60} of type {type(params).__name__}; expected SamplingParams")
     for name, holds, expected in _checks(math.inf if vocab_size is None else vocab_size):
         value = getattr(params, name)
         if not holds(value):

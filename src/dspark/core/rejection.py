@@ -6,7 +6,7 @@ p[k] the law after the whole block.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ NO_DRAFT = -1
 """Stands where a block has ended: no token equals it."""
 
 
+@runtime_checkable
 class RejectionRule(Protocol):
     """How many drafts survive, and what follows them: exact pieces, from which sampling and enumeration are both built.
 

@@ -7,11 +7,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
-from dspark.engine.core import EngineCore
+from dspark.engine.core import EngineCore, check_time
 from dspark.engine.event_stream import EventStream
 from dspark.engine.events import Event
+from dspark.engine.prompts import Codec, Prompt
 from dspark.engine.stops import Detokeniser
-from dspark.errors import EngineError
+from dspark.errors import ConfigError, EngineError
 from dspark.types import SamplingParams
 
 IDLE_SECONDS = 0.05
@@ -21,11 +22,14 @@ IDLE_SECONDS = 0.05
 class AsyncEngine:
     """Owns `core` and the thread that steps it. An `async with` closes it; requests on their way are then aborted.
 
+    With a `codec` it takes texts for prompts and streams text (`LLM.serve` gives it the target's); without one, tokens
+    only, unless a request brings its own detokeniser.
+
     A failure of the engine ends every stream with an `EngineError`, and every later request.
     """
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    def __init__(self, core: EngineCore, codec: Codec | None = None) -> None:
+        self._core, self._codec = core, codec
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[int, EventStream] = {}
         self._closing = threading.Event()
@@ -49,7 +53,7 @@ class AsyncEngine:
 
     async def generate(
         self,
-        prompt_ids: Sequence[int],
+        prompt: Prompt,
         params: SamplingParams,
         *,
         strategy: str | None = None,
@@ -59,8 +63,13 @@ class AsyncEngine:
     ) -> AsyncIterator[Event]:
         """Events of one request, the last one with its result; leaving the loop early aborts it.
 
-        `seconds` from now its time is up. Errors as in `EngineCore.add`; EngineError if the engine fails or closes.
+        `seconds` from now its time is up. `detokeniser` makes the text instead of the codec's.
+        Errors as in `EngineCore.add`; EngineError if the engine fails or closes.
         """
+        check_time("seconds", seconds)
+        prompt_ids = self._ids(prompt)
+        if detokeniser is None and self._codec is not None:
+            detokeniser = self._codec.detokeniser()
         stream = EventStream()
 
         def add() -> None:
@@ -83,6 +92,13 @@ class AsyncEngine:
         finally:
             with contextlib.suppress(EngineError):  # calls are done in order: by then the request has its number
                 self._call(lambda: self._cancel(stream.request))
+
+    def _ids(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        if self._codec is None:
+            raise ConfigError(f"the prompt is the text {prompt!r:.60}, but the engine has no codec; expected token ids")
+        return self._codec.encode(prompt)
 
     def _call(self, work: Callable[[], None]) -> None:
         """Let the engine's thread do `work` between two steps. Raises EngineError once that has ended."""

@@ -4,8 +4,10 @@ A step admits who waits, lets the drafters propose, asks the scheduler how many 
 target once over anchors, drafts and chunks of prompts alike (section 5.3 of the paper), judges, and commits.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import torch
 
@@ -90,9 +92,12 @@ class EngineCore:
         among requests of the same `salt` only.
 
         Raises:
-            ConfigError: parameters, prompt or strategy cannot be used.
+            ConfigError: parameters, prompt, strategy, deadline or salt cannot be used.
             CapacityError: the request can never fit.
         """
+        check_time("deadline", deadline)
+        if not isinstance(salt, str):
+            raise ConfigError(f"salt is {salt!r:.60}; expected a text")
         chosen = self._strategy(strategy)
         decode = DecodeOptions(rule=self.options.rule, greedy_drafts=self.options.greedy_drafts, lookup=chosen.lookup)
         request = Request(self.target.info, chosen.drafter, decode, prompt_ids, params, detokeniser)
@@ -196,13 +201,20 @@ class EngineCore:
             error=running.error,
         )
 
-    def _strategy(self, name: str | None) -> Strategy:
+    def _strategy(self, name: object) -> Strategy:
         wanted = self.options.strategy if name is None else name
         if wanted == "auto":
             return list(self._strategies.values())[-1]
-        if wanted not in self._strategies:
+        if not isinstance(wanted, str) or wanted not in self._strategies:
             raise ConfigError(f"strategy {wanted!r} is unknown; this engine has {', '.join(self._strategies)}")
         return self._strategies[wanted]
+
+
+def check_time(name: str, seconds: object) -> None:
+    """Refuse what is no number of seconds, with a ConfigError; None is nothing to refuse."""
+    number = type(seconds) is not bool and isinstance(seconds, Real) and not math.isnan(seconds)
+    if seconds is not None and not number:
+        raise ConfigError(f"{name} is {seconds!r:.60}; expected a number of seconds, or None for no limit")
 
 
 def _between(before: Mapping[str, float], after: Mapping[str, float], activities: Sequence[str]) -> dict[str, float]:

@@ -1,6 +1,8 @@
 """How the engine serves, beside what requests ask for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Integral
 
 from dspark.core.rejection import RejectionRule, TokenRejection
 from dspark.drafters.prompt_lookup import PromptLookup
@@ -23,7 +25,7 @@ class EngineOptions:
     should then be `padded`. `cuda_graphs` is refused until it has run on a GPU.
 
     Raises:
-        ConfigError: a number cannot be; the message names it.
+        ConfigError: a field cannot be; the message names it.
     """
 
     max_requests: int = 64
@@ -44,13 +46,34 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.cuda_graphs:
             raise ConfigError("cuda_graphs is not yet verified on a GPU; run benchmarks/gpu_check.py --graphs on one")
-        for name in ("max_requests", "max_batched_tokens", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 1 or more")
-        if self.pages is not None and self.pages < 1:
-            raise ConfigError(f"pages is {self.pages}; expected 1 or more, or None for as many as are useful")
+        for name, holds, expected in _CHECKS:
+            if not holds(getattr(self, name)):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected {expected}")
         if self.max_batched_tokens < self.max_requests:
             raise ConfigError(
                 f"max_batched_tokens is {self.max_batched_tokens} for {self.max_requests} requests; each needs one "
                 "row: raise it or lower max_requests"
             )
+
+
+def _positive(value: object) -> bool:
+    return type(value) is not bool and isinstance(value, Integral) and int(value) >= 1
+
+
+def _is(*kinds: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+_CHECKS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
+    *((name, _positive, "1 or more") for name in ("max_requests", "max_batched_tokens", "prefill_chunk")),
+    ("pages", lambda value: value is None or _positive(value), "1 or more, or None for as many as are useful"),
+    *(
+        (name, _is(bool), "true or false")
+        for name in ("prefix_caching", "greedy_drafts", "overlap", "follow_cost", "cuda_graphs")
+    ),
+    ("scheduler", _is(SchedulerConfig), "a SchedulerConfig, such as SchedulerConfig('lagged')"),
+    ("strategy", _is(str), "the name of a strategy"),
+    ("lookup", _is(PromptLookup, type(None)), "a PromptLookup, or None for no copies"),
+    ("rule", lambda value: isinstance(value, RejectionRule), "a rejection rule, such as TokenRejection()"),
+    ("tiers", _is(Tiers, type(None)), "Tiers, or None"),
+)

@@ -11,9 +11,11 @@ from dspark.data.chat import Message
 from dspark.data.text import TextCodec
 from dspark.drafters.drafter_module import DrafterModule
 from dspark.drafters.prompt_lookup import PromptLookup
+from dspark.engine.async_engine import AsyncEngine
 from dspark.engine.core import EngineCore
 from dspark.engine.engine_options import EngineOptions
 from dspark.engine.models import Models, open_models
+from dspark.engine.prompts import Prompt, prompt_list
 from dspark.engine.result import GenerationResult
 from dspark.engine.start_profile import start_profile
 from dspark.engine.stopwatch import Clock
@@ -23,9 +25,6 @@ from dspark.errors import ConfigError
 from dspark.scheduling.cost import CostModel
 from dspark.targets.registry import DtypeName
 from dspark.types import SamplingParams
-
-Prompt = str | Sequence[int]
-"""A raw text, or the ids of a rendered prompt."""
 
 Watch = Callable[[int, int], None]
 """Told how many requests are done, of how many."""
@@ -81,8 +80,8 @@ class LLM:
             ConfigError: prompts or parameters cannot be used.
             CapacityError: a prompt leaves no room for an answer.
         """
-        ids = [self._ids(prompt) for prompt in _listed(prompts)]
-        given = params if isinstance(params, Sequence) else [params or SamplingParams()] * len(ids)
+        ids = [self._ids(prompt) for prompt in prompt_list(prompts)]
+        given = params if isinstance(params, Sequence) else [SamplingParams() if params is None else params] * len(ids)
         if len(given) != len(ids):
             raise ConfigError(f"{len(given)} sampling parameters for {len(ids)} prompts; give one, or one for each")
         numbers: list[int] = []
@@ -107,6 +106,10 @@ class LLM:
         """Answer conversations, rendered by the target's chat template; errors as in `generate`."""
         prompts = [self.codec.encode_chat(messages, thinking=thinking) for messages in conversations]
         return self.generate(prompts, params, strategy=strategy)
+
+    def serve(self) -> AsyncEngine:
+        """The engine behind coroutines, which streams text; until it is closed, it alone may use this object."""
+        return AsyncEngine(self.core, self.codec)
 
     def _ids(self, prompt: Prompt) -> list[int]:
         return self.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -144,10 +147,3 @@ def _opened(
 
 def _name(drafter: DrafterModule | None) -> str:
     return "none" if drafter is None else drafter_kind(drafter)
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    tokens = [part for part in prompts if isinstance(part, int)]
-    return [tokens] if tokens else [part for part in prompts if not isinstance(part, int)]

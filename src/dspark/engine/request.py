@@ -10,6 +10,7 @@ from dspark.core.tau import Round, RoundTally
 from dspark.drafters.prompt_lookup import LookupIndex
 from dspark.engine.observer import RoundMemory, RoundObserver, Unobserved
 from dspark.engine.options import DecodeOptions
+from dspark.engine.prompts import token_ids
 from dspark.engine.result import Commit
 from dspark.engine.sampler import RequestSampler
 from dspark.engine.stops import Detokeniser, Output
@@ -35,18 +36,18 @@ class Request:
         observer: RoundObserver | None = None,
     ) -> None:
         check_sampling(params, info.vocab_size)
-        check_prompt(prompt_ids, info)
-        self.prompt_ids = tuple(prompt_ids)
+        self.prompt_ids = tuple(token_ids(prompt_ids))
+        check_prompt(self.prompt_ids, info)
         self.context = info.max_positions
-        self.limit = limit = min(params.max_tokens, self.context - len(prompt_ids))
+        self.limit = limit = min(params.max_tokens, self.context - len(self.prompt_ids))
         end_ids = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *info.eos_token_ids)
         self.output = Output(limit, end_ids, params.stop, detokeniser)
         self.max_drafts = max_drafts(drafter, options)
-        self.lookup = None if options.lookup is None else LookupIndex(options.lookup, prompt_ids)
+        self.lookup = None if options.lookup is None else LookupIndex(options.lookup, self.prompt_ids)
         longest = max(self.max_drafts, 0 if options.lookup is None else options.lookup.drafts)
-        self.capacity = min(self.context, len(prompt_ids) + limit + longest)
+        self.capacity = min(self.context, len(self.prompt_ids) + limit + longest)
         vocabulary = DraftVocabulary(info.vocab_size, None if drafter is None else drafter.info.draft_token_ids)
-        history = TokenHistory(prompt_ids)
+        history = TokenHistory(self.prompt_ids)
         self.sampler = RequestSampler(params, vocabulary, history, options.rule, options.greedy_drafts)
         self.logprobs: list[TokenLogprob] = []
         self.tally = RoundTally()
