@@ -142,6 +142,19 @@ def test_an_end_that_was_not_told_yet_is_told_after_a_step_that_raised(monkeypat
     assert ends[stays].finish_reason == "length"
 
 
+def test_ctrl_c_while_a_request_is_taken_in_leaves_nothing_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = paged()[2]
+
+    def interrupted(request: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core._waiting, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            core.add([0, 3], params())
+    assert core.idle
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -104,8 +104,12 @@ class EngineCore:
         running = Running(self._next_key, request, chosen, deadline, salt)
         self.memory.check_fits(running)
         self._next_key += 1
-        self._requests[running.key] = running
-        self._waiting.put(running)
+        try:
+            self._requests[running.key] = running
+            self._waiting.put(running)
+        except BaseException:  # Ctrl-C: a request that is known but does not wait would never end
+            self._requests.pop(running.key, None)
+            raise
         return running.key
 
     def abort(self, request: int) -> None:
