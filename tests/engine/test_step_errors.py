@@ -142,10 +142,16 @@ def test_an_end_that_was_not_told_yet_is_told_after_a_step_that_raised(monkeypat
     assert ends[stays].finish_reason == "length"
 
 
-def test_ctrl_c_while_a_request_is_taken_in_leaves_nothing_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_ctrl_c_while_a_request_is_taken_in_leaves_nothing_that_never_ends(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     core = paged()[2]
+    put = core._waiting.put
 
-    def interrupted(request: object) -> None:
+    def interrupted(request: Any) -> None:
+        if waits:
+            put(request)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -153,6 +159,7 @@ def test_ctrl_c_while_a_request_is_taken_in_leaves_nothing_that_never_ends(monke
         with pytest.raises(KeyboardInterrupt):
             core.add([0, 3], params())
     assert core.idle
+    assert len(core._waiting) == 0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ target once over anchors, drafts and chunks of prompts alike (section 5.3 of the
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
 
 import torch
@@ -109,6 +110,8 @@ class EngineCore:
             self._waiting.put(running)
         except BaseException:  # Ctrl-C: a request that is known but does not wait would never end
             self._requests.pop(running.key, None)
+            with suppress(KeyError):
+                self._waiting.remove(running)
             raise
         return running.key
 
