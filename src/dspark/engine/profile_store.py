@@ -5,7 +5,6 @@ import os
 import platform
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from dspark.cache_root import cache_root
 from dspark.engine.models import Models
 from dspark.engine.round_profile import RoundProfile
 from dspark.errors import DsparkError
+from dspark.nn.compiled.library import decoder_sources
 from dspark.nn.compiled.linear import CompiledKernel
 from dspark.nn.device import device_name
 from dspark.nn.processor import processor_flags, processor_name
@@ -108,4 +108,4 @@ def kernel_name(target: LoadedTarget) -> str:
 
 def _compiled_source() -> str:
     """12 hex digits of the compiled kernels' source."""
-    return sha256(files("dspark.nn.compiled").joinpath("decoder.cpp").read_bytes()).hexdigest()[:12]
+    return sha256(b"".join(decoder_sources().values())).hexdigest()[:12]

@@ -24,6 +24,8 @@ SWITCH = "DSPARK_COMPILED"
 
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 _SECONDS = 120
+_MAIN = "decoder.cpp"
+_SOURCES = (_MAIN, "attention.h", "pages.h", "products.h")
 
 
 class ShapeStruct(Structure):
@@ -67,6 +69,11 @@ def decoder_library() -> ctypes.CDLL:
     return library
 
 
+def decoder_sources() -> dict[str, bytes]:
+    """The C++ files by name."""
+    return {name: files(__package__).joinpath(name).read_bytes() for name in _SOURCES}
+
+
 @cache
 def _library_or_reason() -> ctypes.CDLL | str:
     """Tried once: a compiler that fails would fail again, seconds later."""
@@ -79,13 +86,13 @@ def _library_or_reason() -> ctypes.CDLL | str:
 
 
 def _open() -> ctypes.CDLL:
-    source = files(__package__).joinpath("decoder.cpp").read_bytes()
-    path = _compiled(source)
+    sources = decoder_sources()
+    path = _compiled(sources)
     try:
         library = ctypes.CDLL(str(path))
     except OSError:  # damaged, or left by another system: once more from the source
         path.unlink()
-        library = ctypes.CDLL(str(_compiled(source)))
+        library = ctypes.CDLL(str(_compiled(sources)))
     library.dspark_tiles.argtypes, library.dspark_tiles.restype = (), c_int
     library.dspark_packed_size.argtypes, library.dspark_packed_size.restype = (c_int64, c_int64, c_int64), c_int64
     library.dspark_pack.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int)
@@ -132,14 +139,15 @@ def _try_product(library: ctypes.CDLL, tiles: int) -> None:
         raise DependencyError("the compiled decoder kernels compute wrongly on this processor; please report it")
 
 
-def _compiled(source: bytes) -> Path:
+def _compiled(sources: dict[str, bytes]) -> Path:
     _check_machine()
     made_from = "\n".join((*_FLAGS, *sorted(processor_flags()))).encode()
-    path = cache_root() / "compiled" / f"decoder-{sha256(made_from + source).hexdigest()[:16]}.so"
+    digest = sha256(b"".join((made_from, *sources.values()))).hexdigest()
+    path = cache_root() / "compiled" / f"decoder-{digest[:16]}.so"
     if not path.is_file():
         compiler = _compiler()
         path.parent.mkdir(parents=True, exist_ok=True)
-        _compile(compiler, source, path)
+        _compile(compiler, sources, path)
     return path
 
 
@@ -160,12 +168,13 @@ def _compiler() -> list[str]:
     return command
 
 
-def _compile(compiler: list[str], source: bytes, path: Path) -> None:
+def _compile(compiler: list[str], sources: dict[str, bytes], path: Path) -> None:
     """Compile into a temporary directory beside `path` and move the result there, whole."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        code, library = Path(scratch) / "decoder.cpp", Path(scratch) / "decoder.so"
-        code.write_bytes(source)
-        command = [*compiler, *_FLAGS, str(code), "-o", str(library)]
+        library = Path(scratch) / "decoder.so"
+        for name, source in sources.items():
+            (Path(scratch) / name).write_bytes(source)
+        command = [*compiler, *_FLAGS, str(Path(scratch) / _MAIN), "-o", str(library)]
         try:
             subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
