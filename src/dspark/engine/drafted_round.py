@@ -91,14 +91,15 @@ class Group:
         models: Sequence[SurvivalModel | None],
         drafter: Drafter,
     ) -> None:
-        """Write the chances of each member by its own model; nothing beyond the drafts that it has."""
+        """Write the chances of each member by its own model and sampling; nothing beyond the drafts that it has."""
         slots = confidences.shape[1]
         histories = np.array([member.running.history.value for member in self.members])
         collected = signals.signals(histories)
-        for model in dict.fromkeys(models):
-            rows = [row for row, own in enumerate(models) if own is model]
-            params = self.members[rows[0]].running.request.sampler.params
-            chances = conditional(model, collected, slots, recorded(drafter.info.acceptance, params))
+        samplings = [member.running.request.sampler.params for member in self.members]
+        expected = [recorded(drafter.info.acceptance, params) for params in samplings]
+        for model, constant in dict.fromkeys(zip(models, expected, strict=True)):
+            rows = [row for row, own in enumerate(zip(models, expected, strict=True)) if own == (model, constant)]
+            chances = conditional(model, collected, slots, constant)
             confidences[rows] = chances[rows] if len(chances) == len(models) else chances
         drafted = np.array([len(drafts) for drafts in self.sampler.drafts])
         confidences[np.arange(slots) >= drafted[:, None]] = 0.0

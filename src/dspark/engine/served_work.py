@@ -91,10 +91,8 @@ class ServedWork:
         vocabulary = None if kept is None else kept.to(features.device)
 
         def draft() -> None:
-            blocks, previous = (
-                drafter.begin_each([0] * requests, caches, gamma),
-                torch.zeros(requests, dtype=torch.long),
-            )
+            blocks = drafter.begin_each([0] * requests, caches, gamma)
+            previous = torch.zeros(requests, dtype=torch.long)
             for _ in range(gamma):
                 best = blocks.step(previous)[0].argmax(dim=-1)
                 previous = best if vocabulary is None else vocabulary[best]
