@@ -43,6 +43,11 @@ def test_light_modules_do_not_import_torch(module):
     assert result.stdout == "False\n", result.stderr
 
 
+def test_the_engine_does_not_import_what_training_on_many_processors_needs():
+    result = run("import sys, dspark.engine.llm; print('torch.distributed.fsdp' in sys.modules)")
+    assert result.stdout == "False\n", result.stderr
+
+
 def test_every_package_is_a_package():
     folders = {path.parent for path in SOURCE.rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []

@@ -18,7 +18,6 @@ from dspark.targets.gguf_reader import GGUFFile
 from dspark.targets.gguf_tokenizer import read_tokenizer
 from dspark.targets.hub import download
 from dspark.targets.tokenizer import Tokenizer
-from dspark.targets.transformers_adapter import load_transformers
 from dspark.types import Target
 
 DtypeName = Literal["bf16", "fp32"]
@@ -120,4 +119,6 @@ def _name(name_or_path: str | Path) -> str:
 def _load_adapted(path: Path, name: str, dtype: torch.dtype, reason: str) -> LoadedTarget:
     if importlib.util.find_spec("transformers") is None:
         raise DependencyError(f"{name}: {reason}; transformers may run it: pip install 'dspark[hf]'")
+    from dspark.targets.transformers_adapter import load_transformers  # brings half of torch.distributed: over a second
+
     return load_transformers(path, name, dtype)
