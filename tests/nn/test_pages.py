@@ -1,5 +1,8 @@
 """Pages: what is written through a table is read back through it, and sizes are kept."""
 
+import resource
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,13 @@ from dspark.errors import CapacityError, CompatibilityError
 from dspark.nn.pages import PAGE, PagedCache, PageLayout, PagePool, PageTable, pages_for
 
 LAYERS, KV_HEADS, WIDTH = 3, 2, 4
+
+
+STATM = Path("/proc/self/statm")
+
+
+def resident_bytes():
+    return int(STATM.read_text().split()[1]) * resource.getpagesize()
 
 
 def pool(pages=6, dtype=torch.float32):
@@ -36,6 +46,21 @@ def test_written_rows_are_read_at_their_positions_and_nothing_else_moves():
 def test_a_page_counts_the_bytes_of_all_layers():
     assert pool().page_bytes == LAYERS * 2 * KV_HEADS * PAGE * WIDTH * 4
     assert pool(dtype=torch.bfloat16).page_bytes == LAYERS * 2 * KV_HEADS * PAGE * WIDTH * 2
+
+
+@pytest.mark.skipif(not STATM.is_file(), reason="the system does not say how much memory a process holds")
+def test_a_pool_takes_memory_as_it_is_written_and_not_before():
+    before = resident_bytes()
+    memory = pool(2**28 // pool(1).page_bytes)
+    assert resident_bytes() - before < 2**26
+    memory.data[: len(memory.data) // 2].fill_(1)
+    assert resident_bytes() - before > 2**26
+    assert memory.data[-1].count_nonzero() == 0
+
+
+def test_a_pool_begins_at_a_cache_line():
+    addresses = [pool(pages, dtype).address for pages in (1, 2, 6, 2000) for dtype in (torch.float32, torch.bfloat16)]
+    assert [address % 64 for address in addresses] == [0] * len(addresses)
 
 
 def test_only_compiled_kernels_write_their_layouts():

@@ -5,6 +5,7 @@ Shapes: P pages, L layers, K key/value heads, h head width, T positions.
 
 from collections.abc import Sequence
 from enum import Enum
+from math import prod
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ class PageLayout(Enum):
 
 
 _TILE_WIDTH = 32
+_ALIGNMENT = 64
+"""Bytes of a cache line, on which pools begin, as torch's own memory does."""
 
 
 class PagePool:
@@ -59,7 +62,7 @@ class PagePool:
         if layout is PageLayout.TILES:
             head_width, dtype = -(-head_width // _TILE_WIDTH) * _TILE_WIDTH, torch.bfloat16
         # Zeros, because what a page holds behind its positions may be multiplied by zero, and must be finite for that.
-        self.data = torch.zeros((pages, layers, 2 * kv_heads, PAGE, head_width), dtype=dtype, device=device)
+        self.data = _zeros((pages, layers, 2 * kv_heads, PAGE, head_width), dtype, device)
         self.address: int = self.data.data_ptr()
 
     @property
@@ -116,6 +119,16 @@ class PagePool:
         else:
             rows = cells.reshape(*leading, width // 2, PAGE, 2).transpose(-3, -2).flatten(-2)
         return rows[..., : self.shape[-1]]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    """Zeros of `shape`. On the CPU the system hands out memory as it is first written to, not gigabytes at start."""
+    if device is not None and device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = prod(shape) * dtype.itemsize
+    spare = np.zeros(size + _ALIGNMENT, np.uint8)  # torch.zeros would write all of it
+    first = -spare.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(spare[first : first + size]).view(dtype).view(shape)
 
 
 class PageTable:
