@@ -10,6 +10,7 @@ import torch
 from dspark.engine.profile_plan import (
     FULL_SECONDS,
     SERVED_START_CEILING,
+    SERVED_START_SECONDS,
     SETUP_STEPS,
     ProfilePlan,
     full_plan,
@@ -176,7 +177,10 @@ def test_a_start_is_brief_or_left_out(step: float) -> None:
     assert {1, 8, 16, 32, 128} <= set(plan.tokens)
     alone = start_plan(info, 7, 0.0)
     assert alone is not None
-    assert step > 0.015 or {*alone.tokens} <= {*plan.tokens}
+    whole = {*alone.tokens} <= {*plan.tokens}
+    assert whole == (step < 0.004)
+    assert not whole or step * (SETUP_STEPS + LEAST_TURNS * plan.steps) <= SERVED_START_SECONDS
+    assert step * SETUP_STEPS + plan.budget_seconds <= max(SERVED_START_SECONDS, step * SETUP_STEPS)
 
 
 def test_a_start_fits_small_targets_and_batches() -> None:

@@ -27,6 +27,9 @@ SERVED_START_TOKENS, SERVED_START_REQUESTS = (16, 32, 128), (1, 8)
 SERVED_START_CONTEXT = 256
 """Committed positions behind it: it has one context only, which is to be that of a request at work."""
 
+SERVED_START_SECONDS = 1.0
+"""What it should take: less than one request's, since the times of real rounds correct it (`OnlineCost`)."""
+
 SERVED_START_CEILING = 6.0
 """Where a brief profile for many requests would take longer than this, it is left out."""
 
@@ -145,13 +148,13 @@ def served_start_plan(info: TargetInfo, gamma: int, step_seconds: float, request
         min(largest, SERVED_START_TOKENS[-1])
     }
     at_once = sorted({count for count in SERVED_START_REQUESTS if count < requests} | {requests})
-    budget = max(START_SECONDS - SETUP_STEPS * step_seconds, 0.0)
+    budget = max(SERVED_START_SECONDS - SETUP_STEPS * step_seconds, 0.0)
     few = {1, 2, (gamma + 1) // 2 + 1, gamma + 1}
     ends = (1, gamma) if gamma > 1 else alone.drafts
     whole = ProfilePlan((context,), tuple(sorted({*alone.tokens, *many})), alone.drafts, budget, tuple(at_once))
     coarse = replace(whole, tokens=tuple(sorted(few | many)), drafts=ends, requests=tuple(sorted({1, requests})))
-    for plan in (whole, coarse):
-        if step_seconds * (SETUP_STEPS + plan.steps * LEAST_TURNS) <= SERVED_START_CEILING:
+    for plan, limit in ((whole, SERVED_START_SECONDS), (coarse, SERVED_START_CEILING)):
+        if step_seconds * (SETUP_STEPS + plan.steps * LEAST_TURNS) <= limit:
             return plan
     return None
 
