@@ -24,6 +24,7 @@ TARGET = "smollm2-135m"
 DTYPES = {
     "compiled": torch.bfloat16,
     "compiled-bf16": torch.bfloat16,
+    "compiled-int8": torch.bfloat16,
     "fp16": torch.bfloat16,
     "onednn-bf16": torch.bfloat16,
 }

@@ -7,6 +7,8 @@ import pytest
 from dspark.drafters.shipped import drafter_directory, shipped_drafter
 from dspark.engine.models import open_models
 from dspark.errors import FormatError
+from dspark.nn.compiled.linear import CompiledKernel, CompiledLinear, Packing
+from dspark.targets.native import NativeTarget
 
 
 def test_a_drafter_is_named_shipped_or_left_out() -> None:
@@ -30,3 +32,14 @@ def test_without_a_drafter_nothing_is_speculative(model_wheel: str) -> None:
     assert (models.drafter, models.drafter_directory) == (None, None)
     with pytest.raises(FormatError, match=r"there is no drafter for smollm2-135m.*--drafter"):
         models.speculative()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CompiledKernel.available(Packing.BYTES), reason="no matrix unit")
+def test_a_drafter_beside_an_int8_target_is_int8_too(model_wheel: str) -> None:
+    models = open_models(model_wheel, dtype="int8")
+    drafter, _ = models.speculative()
+    assert isinstance(models.target, NativeTarget)
+    assert models.target.kernel.name == "compiled-int8"
+    assert isinstance(drafter.packed_head, CompiledLinear)
+    assert drafter.packed_head.packing is Packing.BYTES

@@ -1,28 +1,30 @@
 """The compiled stack against the torch layers on the same bfloat16 weights, and against itself in pieces."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
 from dspark.errors import CapacityError, CompatibilityError, ConfigError
-from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.compiled.linear import CompiledKernel, Packing
 from dspark.nn.compiled.stack import CHUNK
 from dspark.nn.pages import PagedCache, PageLayout, PagePool
 from dspark.targets.checkpoint import build_target, read_directory
 from dspark.targets.kv_cache import KVCache
 from dspark.types import AFTER_NORM
+from tests.nn.rounding import rounded
 from tests.targets.paged import paged_caches
 
 pytestmark = pytest.mark.skipif(not CompiledKernel.available(), reason="kernels do not compile here: no C++ compiler")
 
 KERNELS = [
-    kernel.name for tiles in (False, True) if CompiledKernel.available(tiles) for kernel in [CompiledKernel(tiles)]
+    kernel.name for packing in Packing if CompiledKernel.available(packing) for kernel in [CompiledKernel(packing)]
 ]
-ROUNDING = {"compiled": 1e-4, "compiled-bf16": 5e-2}
-"""Largest differences from float32 layers: a matrix unit rounds activations to bfloat16."""
+ROUNDING = {"compiled": 1e-4, "compiled-bf16": 5e-2, "compiled-int8": 5e-2}
+"""Largest differences from float32 layers: tiles round activations to bfloat16, as attention in bytes does."""
 
-WHOLE = {"compiled": 1e-5, "compiled-bf16": 1.5e-2}
+WHOLE = {"compiled": 1e-5, "compiled-bf16": 1.5e-2, "compiled-int8": 1.5e-2}
 """The same over all states together, relative to their size."""
 
 TOKENS = torch.tensor([5, 9, 2, 44, 31, 8, 8, 60, 17, 1, 25, 50, 3, 12])
@@ -36,6 +38,19 @@ def kernel(request):
 
 def load(tiny, kernel):
     return build_target(read_directory(tiny.directory), torch.bfloat16, kernel)
+
+
+def oracle_of(tiny, kernel):
+    """Torch layers in float32 on the weights that `kernel` multiplies."""
+    checkpoint = read_directory(tiny.directory)
+    if kernel != "compiled-int8":
+        return build_target(checkpoint, torch.bfloat16, "onednn")
+    weights = {name: weight.bfloat16().float() for name, weight in checkpoint.weights.items()}
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    rounded_weights = {name: rounded(w).float() if name.endswith("proj.weight") else w for name, w in weights.items()}
+    config = {**checkpoint.config, "tie_word_embeddings": False}
+    weights = {**rounded_weights, "lm_head.weight": rounded(head).float()}
+    return build_target(replace(checkpoint, config=config, weights=weights), torch.float32, "onednn")
 
 
 def run(target, pieces=(14,), tokens=TOKENS):
@@ -53,7 +68,7 @@ def assert_close_together(found, expected, kernel):
 @pytest.mark.parametrize("pieces", [(14,), (1,) * 14, (6, 1, 4, 1, 2)])
 def test_it_computes_what_the_torch_layers_compute(variant, pieces, kernel):
     logits, features, cache = run(load(variant, kernel), pieces)
-    expected_logits, expected_features, expected = run(load(variant, "onednn"))
+    expected_logits, expected_features, expected = run(oracle_of(variant, kernel))
     torch.testing.assert_close(logits, expected_logits, atol=ROUNDING[kernel], rtol=ROUNDING[kernel])
     torch.testing.assert_close(features, expected_features, atol=ROUNDING[kernel], rtol=ROUNDING[kernel])
     for layer in range(3):
@@ -71,7 +86,7 @@ def test_the_bits_of_a_position_do_not_depend_on_what_runs_with_it(variant, piec
 def test_long_prompts_run_in_chunks(llama, kernel):
     tokens = torch.arange(2 * CHUNK + 5) % 60
     found = run(load(llama, kernel), (len(tokens),), tokens)[:2]
-    expected = run(load(llama, "onednn"), (len(tokens),), tokens)[:2]
+    expected = run(oracle_of(llama, kernel), (len(tokens),), tokens)[:2]
     assert_close_together(found, expected, kernel)
 
 
@@ -190,7 +205,7 @@ def test_ragged_calls_on_pages_are_the_requests_alone_in_memory_of_their_own(var
 
 
 def test_ragged_calls_compute_what_the_torch_layers_compute(variant, kernel):
-    target, oracle = load(variant, kernel), load(variant, "onednn")
+    target, oracle = load(variant, kernel), oracle_of(variant, kernel)
     found = ragged(target, paged_caches(target, [60] * 3))
     expected = ragged(oracle, [oracle.new_cache(60) for _ in range(3)])
     assert_close_together(found, expected, kernel)
@@ -198,7 +213,7 @@ def test_ragged_calls_compute_what_the_torch_layers_compute(variant, kernel):
 
 def test_a_long_context_is_read_as_torch_reads_it(llama, kernel):
     """Many pages, so that every way of grouping them is taken."""
-    target, oracle = load(llama, kernel), load(llama, "onednn")
+    target, oracle = load(llama, kernel), oracle_of(llama, kernel)
     steps = [(150, 33), (1, 7), (8, 60)]
     found = ragged(target, paged_caches(target, [160, 104]), steps)
     expected = ragged(oracle, [oracle.new_cache(160) for _ in range(2)], steps)

@@ -5,12 +5,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.compiled.linear import CompiledKernel, Packing
 from dspark.nn.pages import PagedCache, PageTable, pages_for
 from dspark.targets.checkpoint import build_target, read_directory
 
 KERNELS = ["plain"] + [
-    kernel.name for tiles in (False, True) if CompiledKernel.available(tiles) for kernel in [CompiledKernel(tiles)]
+    kernel.name for packing in Packing if CompiledKernel.available(packing) for kernel in [CompiledKernel(packing)]
 ]
 LONGEST = 48
 STEPS = st.lists(

@@ -95,5 +95,5 @@ def test_the_tokenizer_beside_the_weights(llama, tmp_path):
 def test_dtypes():
     assert (parse_dtype("bf16"), parse_dtype(torch.float32)) == (torch.bfloat16, torch.float32)
     for wrong in ("fp16", torch.float16):
-        with pytest.raises(ConfigError, match="choose bf16 or fp32"):
+        with pytest.raises(ConfigError, match="choose bf16, fp32 or"):
             parse_dtype(wrong)

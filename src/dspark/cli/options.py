@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-Dtype = Literal["auto", "bf16", "fp32"]
+Dtype = Literal["auto", "bf16", "fp32", "int8"]
 
 DEFAULT_TARGET = "smollm2-135m"
 _SAMPLING, _DRAFTING = "Sampling", "Drafting"
@@ -31,7 +31,11 @@ DrafterOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", help="Weights of the target; `auto` is bf16, computed as is fastest here.")
+    Dtype,
+    typer.Option(
+        "--dtype",
+        help="Weights of the target: `auto` is bf16, computed as is fastest here; int8 is another, rounded target.",
+    ),
 ]
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="NAME", help="Where models live: cpu, cuda or cuda:1 (not yet run on a GPU).")

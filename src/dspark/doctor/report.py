@@ -14,7 +14,7 @@ from dspark.doctor.machine import Device, Processor, devices, processor
 from dspark.doctor.timing import KernelTiming, time_kernels
 from dspark.drafters.shipped import shipped_drafter
 from dspark.errors import DependencyError
-from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.compiled.linear import CompiledKernel, Packing
 from dspark.nn.kernel_choice import choose_kernel
 from dspark.nn.linear import HalfKernel, LinearKernel, OneDnnKernel, PlainKernel
 from dspark.nn.main_memory import Memory, main_memory
@@ -87,7 +87,7 @@ def _kernels() -> list[LinearKernel]:
     """Every kernel that runs here."""
     kernels: list[LinearKernel] = [PlainKernel(torch.float32), PlainKernel(torch.bfloat16)]
     kernels += [HalfKernel()] if HalfKernel.available() else []
-    kernels += [CompiledKernel(tiles) for tiles in (False, True) if CompiledKernel.available(tiles)]
+    kernels += [CompiledKernel(packing) for packing in Packing if CompiledKernel.available(packing)]
     return kernels + [OneDnnKernel(t) for t in (torch.float32, torch.bfloat16) if OneDnnKernel.available(t)]
 
 

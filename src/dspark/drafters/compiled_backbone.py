@@ -31,7 +31,7 @@ class CompiledBackbone:
         config, layers = backbone.config, backbone.draft_layers()
         shape = StackShape(
             config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads,
-            config.head_dim, config.rms_norm_eps, kernel.tiles,
+            config.head_dim, config.rms_norm_eps, kernel.packing,
         )  # fmt: skip
         attention = [layer.self_attn for layer in layers]
         self._stack = CompiledStack(shape, [_stack_layer(layer, kernel) for layer in layers], backbone.rotary)

@@ -11,6 +11,8 @@ from dspark.drafters.registry import load_drafter
 from dspark.drafters.shipped import drafter_directory
 from dspark.engine.drafter_hash import drafter_hash
 from dspark.errors import FormatError
+from dspark.nn.kernel_choice import INT8
+from dspark.targets.native import NativeTarget
 from dspark.targets.registry import DtypeName, LoadedTarget, load_target, load_tokenizer
 
 
@@ -32,7 +34,7 @@ class Models:
 
     def beside(self, directory: str | Path) -> "Models":
         """The same target with the drafter in `directory`. Raises as `load_drafter` does."""
-        return Models(self.target, self.codec, load_drafter(directory, self.target), Path(directory))
+        return Models(self.target, self.codec, _drafter(directory, self.target), Path(directory))
 
     @property
     def device(self) -> torch.device:
@@ -59,4 +61,10 @@ def open_models(
     loaded = load_target(target, dtype, device=device)
     codec = TextCodec(load_tokenizer(target))
     directory = drafter_directory(drafter, loaded.info.name)
-    return Models(loaded, codec, None if directory is None else load_drafter(directory, loaded), directory)
+    return Models(loaded, codec, None if directory is None else _drafter(directory, loaded), directory)
+
+
+def _drafter(directory: str | Path, target: LoadedTarget) -> DrafterModule:
+    """The drafter in `directory`, in int8 if its target is."""
+    rounded = isinstance(target, NativeTarget) and target.kernel.name == INT8
+    return load_drafter(directory, target, INT8 if rounded else "auto")

@@ -7,12 +7,15 @@ import torch
 
 from dspark.errors import ConfigError, DependencyError
 from dspark.nn.compiled.library import decoder_library
-from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.compiled.linear import PACKINGS, CompiledKernel, Packing
 from dspark.nn.device import CPU
 from dspark.nn.linear import HalfKernel, LinearKernel, OneDnnKernel, PlainKernel
 from dspark.nn.processor import processor_flags
 
-KernelName = Literal["auto", "plain", "fp16", "onednn", "onednn-bf16", "compiled", "compiled-bf16"]
+KernelName = Literal["auto", "plain", "fp16", "onednn", "onednn-bf16", "compiled", "compiled-bf16", "compiled-int8"]
+
+INT8: Literal["compiled-int8"] = "compiled-int8"
+"""The kernel that rounds weights to int8."""
 
 _NATIVE_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -53,10 +56,9 @@ def choose_kernel(
             kernel, runs = OneDnnKernel(torch.float32), OneDnnKernel.available()
         case "onednn-bf16":
             kernel, runs = OneDnnKernel(torch.bfloat16), OneDnnKernel.available(torch.bfloat16)
-        case "compiled":
-            kernel, runs = CompiledKernel(), CompiledKernel.available()
-        case "compiled-bf16":
-            kernel, runs = CompiledKernel(tiles=True), CompiledKernel.available(tiles=True)
+        case compiled:
+            kernel = CompiledKernel(PACKINGS[compiled])
+            runs = CompiledKernel.available(kernel.packing)
     if not runs:
         raise ConfigError(f"kernel {name!r} cannot run on this processor with this torch; use kernel 'auto'")
     return KernelChoice(kernel, "asked for by name")
@@ -77,7 +79,7 @@ def sequence_kernel(precision: Literal["fp32", "bf16"], flags: frozenset[str] | 
     flags = processor_flags() if flags is None else flags
     if precision == "fp32" or not flags & _NATIVE_BF16:
         return "auto"
-    if "amx_bf16" in flags and CompiledKernel.available(tiles=True):
+    if "amx_bf16" in flags and CompiledKernel.available(Packing.TILES):
         return "compiled-bf16"
     return "onednn-bf16" if OneDnnKernel.available(torch.bfloat16) else "auto"
 
@@ -89,8 +91,8 @@ def _automatic(dtype: torch.dtype, flags: frozenset[str]) -> KernelChoice:
         decoder_library()
     except DependencyError as error:
         return _uncompiled(str(error), flags)
-    if "amx_bf16" in flags and CompiledKernel.available(tiles=True):
-        return KernelChoice(CompiledKernel(tiles=True), "bfloat16 products on the processor's matrix unit, compiled")
+    if "amx_bf16" in flags and CompiledKernel.available(Packing.TILES):
+        return KernelChoice(CompiledKernel(Packing.TILES), "bfloat16 products on the processor's matrix unit, compiled")
     return KernelChoice(CompiledKernel(), "bfloat16 storage, float32 arithmetic, compiled for this processor")
 
 

@@ -81,7 +81,7 @@ class NativeTarget:
         config = self.config
         shape = StackShape(
             config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
-            config.rms_norm_eps, kernel.tiles,
+            config.rms_norm_eps, kernel.packing,
         )  # fmt: skip
         windows = zip(self._layers, config.windows, strict=True)
         return CompiledStack(shape, [layer.stack_layer(window) for layer, window in windows], self._rotary)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dspark.errors import ConfigError, DependencyError, FormatError
 from dspark.nn.device import CPU, parse_device
-from dspark.nn.kernel_choice import KernelName
+from dspark.nn.kernel_choice import INT8, KernelName
 from dspark.targets import embedded
 from dspark.targets.checkpoint import build_target, read_config, read_directory, read_gguf
 from dspark.targets.config import DecoderConfig, refusal
@@ -20,7 +20,8 @@ from dspark.targets.hub import download
 from dspark.targets.tokenizer import Tokenizer
 from dspark.types import Target
 
-DtypeName = Literal["bf16", "fp32"]
+DtypeName = Literal["bf16", "fp32", "int8"]
+"""Names of what weights are kept in. int8 rounds matrices: the rounded model is then the target."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -42,6 +43,8 @@ def load_target(
 ) -> LoadedTarget:
     """The target called `name_or_path` on `device`, its weights rounded to `dtype`; a kernel may compute wider.
 
+    "int8" is bfloat16 with the kernel `compiled-int8`.
+
     A model that the native decoder does not run goes through transformers, if that is installed.
 
     Raises:
@@ -49,6 +52,8 @@ def load_target(
         DependencyError: it needs a package that is not installed.
         ConfigError: a model, dtype, kernel or device that cannot run.
     """
+    if dtype == "int8":
+        dtype, kernel = "bf16", INT8
     precision, place = parse_dtype(dtype), parse_device(device)
     if name_or_path == embedded.NAME:
         return embedded.load_smollm2(precision, kernel=kernel, device=place)
@@ -58,6 +63,8 @@ def load_target(
     reason = refusal(read_config(path))
     if reason is None:
         return build_target(read_directory(path, _name(name_or_path)), precision, kernel, place)
+    if kernel == INT8:
+        raise ConfigError(f"{_name(name_or_path)}: {reason}; only what runs natively has int8 weights, use dtype bf16")
     if place != CPU:
         raise ConfigError(f"{_name(name_or_path)}: {reason}; through transformers it runs on the CPU only, not {place}")
     return _load_adapted(path, _name(name_or_path), precision, reason)
@@ -88,7 +95,7 @@ def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
         return torch.float32
     if dtype in (torch.bfloat16, "bf16"):
         return torch.bfloat16
-    raise ConfigError(f"dtype {dtype!r} is not supported; choose bf16 or fp32")
+    raise ConfigError(f"dtype {dtype!r} is not supported; choose bf16, fp32 or, for a model to decode with, int8")
 
 
 def resolve(name_or_path: str | Path) -> Path:

@@ -86,16 +86,16 @@ extern "C" {
 
 struct Layer {
   const float* input_norm;
-  const bf16* qkv;          // [(H + 2K) h, d]
+  const void* qkv;          // [(H + 2K) h, d]
   const float* qkv_bias;    // biases may be null, and so may query_norm together with key_norm
   const float* query_norm;
   const float* key_norm;
-  const bf16* output;       // [d, H h]
+  const void* output;       // [d, H h]
   const float* output_bias;
   const float* mlp_norm;
-  const bf16* gate_up;      // [2 f, d]
+  const void* gate_up;      // [2 f, d]
   const float* gate_up_bias;
-  const bf16* down;         // [d, f]
+  const void* down;         // [d, f]
   const float* down_bias;
   int64_t window;           // positions that a token sees, itself included; 0: all
 };
@@ -131,16 +131,21 @@ int dspark_tiles() {
   return can;
 }
 
-// Words of a packed matrix [out, in].
-int64_t dspark_packed_size(int64_t out, int64_t in, int64_t tiles) {
-  return tiles ? up(out, kGroup) * up(in, kDepth) * kTile : out * in;
-}
+// Bytes of a packed matrix [out, in].
+int64_t dspark_packed_size(int64_t out, int64_t in, int64_t packing) { return packed_bytes(packing, out, in); }
 
 // Copy w [out, in]. For vectors so that `low` and `high` find their halves; what does not fill a block stays as it is.
 // For tiles, each holding kGroup outputs and kDepth inputs, pairs of inputs side by side; groups of outputs outermost.
-void dspark_pack(const bf16* w, int64_t out, int64_t in, bf16* packed, int64_t tiles, int threads) {
+// For bytes the same with fours of inputs.
+void dspark_pack(const bf16* w, int64_t out, int64_t in, void* memory, int64_t packing, int threads) {
   const int64_t whole = in - in % kBlock, depth = up(in, kDepth);
-  if (tiles) {
+  bf16* const packed = (bf16*)memory;
+  if (packing == kBytes) {
+#pragma omp parallel for num_threads(threads)
+    for (int64_t g = 0; g < up(out, kGroup); ++g) pack_bytes(w, out, in, g, (char*)memory + g * byte_group(in));
+    return;
+  }
+  if (packing == kTiles) {
 #pragma omp parallel for num_threads(threads)
     for (int64_t g = 0; g < up(out, kGroup); ++g)
       for (int64_t k = 0; k < depth; ++k)
@@ -164,12 +169,12 @@ void dspark_pack(const bf16* w, int64_t out, int64_t in, bf16* packed, int64_t t
 }
 
 // y [rows, out] = x [rows, in] w^T + bias; bias may be null.
-void dspark_linear(const float* x, int64_t rows, int64_t in, const bf16* w, const float* bias, int64_t out, float* y,
-                   int64_t tiles, int threads) {
+void dspark_linear(const float* x, int64_t rows, int64_t in, const void* w, const float* bias, int64_t out, float* y,
+                   int64_t packing, int threads) {
 #pragma omp parallel num_threads(threads)
   {
     const Span own = group_share(out);
-    multiply(tiles, x, rows, in, w, in, y, out, own);
+    multiply(packing, x, rows, in, w, in, y, out, own);
     add_bias(y, bias, rows, out, own);
   }
 }
@@ -204,8 +209,8 @@ void dspark_law_signals(const float* logits, int64_t rows, int64_t width, float*
 
 // Of each row of x [rows, in] the largest of its products with w [out, in], and the first output that has it, without
 // keeping the products. A row with products that are not finite has NaN.
-void dspark_best(const float* x, int64_t rows, int64_t in, const bf16* w, int64_t out, float* best, int64_t* place,
-                 int64_t tiles, int threads) {
+void dspark_best(const float* x, int64_t rows, int64_t in, const void* w, int64_t out, float* best, int64_t* place,
+                 int64_t packing, int threads) {
   constexpr int64_t kColumns = 1024;  // products that are looked at while they are in the second-level cache
   std::vector<float> tops(threads * rows, -INFINITY);
   std::vector<int64_t> places(threads * rows, 0);
@@ -219,8 +224,8 @@ void dspark_best(const float* x, int64_t rows, int64_t in, const bf16* w, int64_
     const Span own = group_share(out);
     for (int64_t o = own.first; o < own.last; o += kColumns) {
       const int64_t count = own.last - o < kColumns ? own.last - o : kColumns;
-      const bf16* const from = w + (tiles ? o * up(in, kDepth) * kDepth : o * in);
-      multiply(tiles, x, rows, in, from, in, products.data(), kColumns, {0, count});
+      const char* const from = (const char*)w + packed_bytes(packing, o, in);
+      multiply(packing, x, rows, in, from, in, products.data(), kColumns, {0, count});
       for (int64_t t = 0; t < rows; ++t) {
         const float* const row = products.data() + t * kColumns;
         const float top = largest(row, count) + spoilt(row, count);
@@ -274,7 +279,7 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
     for (int64_t l = 0; l < count; ++l) {
       const Layer& layer = layers[l];
       for (int64_t t = 0; t < rows; ++t) rms_norm(x + t * d, layer.input_norm, shape->eps, d, normed + t * d);
-      multiply(shape->tiles, normed, rows, d, layer.qkv, d, projected, all_heads * h, qkv_share);
+      multiply(shape->packing, normed, rows, d, layer.qkv, d, projected, all_heads * h, qkv_share);
       add_bias(projected, layer.qkv_bias, rows, all_heads * h, qkv_share);
 #pragma omp barrier
       for (int64_t item = row_head_share.first; item < row_head_share.last; ++item) {
@@ -298,17 +303,17 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
 #pragma omp for schedule(dynamic)
       for (int64_t item = 0; item < int64_t(tiles.size()) * kv; ++item)
         attention.run(l, item % kv, tiles[item / kv], projected, attended);
-      multiply(shape->tiles, attended, rows, heads * h, layer.output, heads * h, added, d, width_share);
+      multiply(shape->packing, attended, rows, heads * h, layer.output, heads * h, added, d, width_share);
       add_bias(added, layer.output_bias, rows, d, width_share);
       add(x, added, rows, d, width_share);
 #pragma omp barrier
       for (int64_t t = 0; t < rows; ++t) rms_norm(x + t * d, layer.mlp_norm, shape->eps, d, normed + t * d);
-      multiply(shape->tiles, normed, rows, d, layer.gate_up, d, inner, 2 * f, gate_up_share);
+      multiply(shape->packing, normed, rows, d, layer.gate_up, d, inner, 2 * f, gate_up_share);
       add_bias(inner, layer.gate_up_bias, rows, 2 * f, gate_up_share);
 #pragma omp barrier
       for (int64_t t = 0; t < rows; ++t) gate(inner + t * 2 * f, inner + t * 2 * f + f, inner_share);
 #pragma omp barrier
-      multiply(shape->tiles, inner, rows, 2 * f, layer.down, f, added, d, width_share);
+      multiply(shape->packing, inner, rows, 2 * f, layer.down, f, added, d, width_share);
       add_bias(added, layer.down_bias, rows, d, width_share);
       add(x, added, rows, d, width_share);
       if (taps[l])
@@ -321,9 +326,9 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
 
 struct Context {
   int64_t features;          // m d
-  const bf16* combine;       // [d, m d]
+  const void* combine;       // [d, m d]
   const float* norm;
-  const bf16* keys_values;   // [L 2 K h, d]: of every layer, keys before values
+  const void* keys_values;   // [L 2 K h, d]: of every layer, keys before values
   const float* bias;         // [L 2 K h] or null
   const float* key_norms;    // [L, h]
 };
@@ -342,11 +347,11 @@ void dspark_context(const Shape* shape, const Context* context, int64_t count, c
   {
     float* const normed = own + omp_get_thread_num() * rows * d;
     const Span head_share = share(heads);
-    multiply(shape->tiles, x, rows, context->features, context->combine, context->features, combined, d, group_share(d));
+    multiply(shape->packing, x, rows, context->features, context->combine, context->features, combined, d, group_share(d));
 #pragma omp barrier
     for (int64_t t = 0; t < rows; ++t) rms_norm(combined + t * d, context->norm, shape->eps, d, normed + t * d);
     const Span columns = group_share(heads * h);
-    multiply(shape->tiles, normed, rows, d, context->keys_values, d, projected, heads * h, columns);
+    multiply(shape->packing, normed, rows, d, context->keys_values, d, projected, heads * h, columns);
     add_bias(projected, context->bias, rows, heads * h, columns);
 #pragma omp barrier
     for (int64_t t = 0; t < rows; ++t)

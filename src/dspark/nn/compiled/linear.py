@@ -1,8 +1,6 @@
-"""Matrices in packed bfloat16, multiplied by a few rows at a time: a step is as long as one read of the weights.
+"""Packed matrices, multiplied by a few rows at a time: a step is as long as one read of the weights."""
 
-Two packings: for the processor's vectors, whose arithmetic is float32, and for its matrix unit (AMX), which multiplies
-bfloat16.
-"""
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -11,21 +9,38 @@ from dspark.errors import CompatibilityError, ConfigError, DependencyError
 from dspark.nn.compiled.library import decoder_library
 
 
+class Packing(IntEnum):
+    """How weights lie in memory, by the numbers of products.h."""
+
+    VECTORS = 0
+    """bfloat16, for the processor's vectors, whose arithmetic is float32."""
+    TILES = 1
+    """bfloat16, for its matrix unit (AMX), which multiplies bfloat16."""
+    BYTES = 2
+    """int8 and a scale for each output, for its matrix unit: half the reads."""
+
+    @property
+    def tiles(self) -> bool:
+        """Whether the matrix unit multiplies."""
+        return self is not Packing.VECTORS
+
+
 class CompiledLinear:
-    """A matrix [out, in] in blocks for vectors, or in `tiles` for a matrix unit; `bias` [out] float32 or None."""
+    """A matrix [out, in], packed; `bias` [out] float32 or None."""
 
-    __slots__ = ("_library", "bias", "inputs", "outputs", "packed", "tiles")
+    __slots__ = ("_library", "bias", "inputs", "outputs", "packed", "packing")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, tiles: bool = False) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, packing: Packing = Packing.VECTORS) -> None:
         library = decoder_library()
         plain = weight.detach().to(torch.bfloat16).contiguous()
         self.outputs, self.inputs = plain.shape
-        self.tiles = tiles
-        self.packed = plain.new_empty(library.dspark_packed_size(self.outputs, self.inputs, tiles))
+        self.packing = packing
+        size = library.dspark_packed_size(self.outputs, self.inputs, packing)
+        self.packed = torch.empty(size, dtype=torch.uint8)
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self._library = library
         threads = torch.get_num_threads()
-        library.dspark_pack(plain.data_ptr(), self.outputs, self.inputs, self.packed.data_ptr(), tiles, threads)
+        library.dspark_pack(plain.data_ptr(), self.outputs, self.inputs, self.packed.data_ptr(), packing, threads)
 
     def __call__(self, x: Tensor) -> Tensor:
         check_rows(x, self.inputs)
@@ -35,7 +50,7 @@ class CompiledLinear:
         rows = x.numel() // self.inputs
         packed, threads = self.packed.data_ptr(), torch.get_num_threads()
         self._library.dspark_linear(
-            x.data_ptr(), rows, self.inputs, packed, bias, self.outputs, product.data_ptr(), self.tiles, threads
+            x.data_ptr(), rows, self.inputs, packed, bias, self.outputs, product.data_ptr(), self.packing, threads
         )  # fmt: skip
         return product
 
@@ -51,7 +66,7 @@ class CompiledLinear:
         top, place = x.new_empty(len(x)), x.new_empty(len(x), dtype=torch.int64)
         self._library.dspark_best(
             x.data_ptr(), len(x), self.inputs, self.packed.data_ptr(), self.outputs, top.data_ptr(), place.data_ptr(),
-            self.tiles, torch.get_num_threads(),
+            self.packing, torch.get_num_threads(),
         )  # fmt: skip
         return top, place
 
@@ -62,29 +77,34 @@ def check_rows(x: Tensor, width: int) -> None:
         raise CompatibilityError(f"found {x.dtype} {list(x.shape)}, expected torch.float32 [..., {width}]")
 
 
-class CompiledKernel:
-    """bfloat16 storage in compiled loops, row-invariant. Vectors compute in float32, exact for bfloat16 weights.
+PACKINGS = {"compiled": Packing.VECTORS, "compiled-bf16": Packing.TILES, "compiled-int8": Packing.BYTES}
+"""What each compiled kernel's name stands for."""
 
-    With `tiles` the matrix unit multiplies: activations are rounded to bfloat16, sums stay float32, and up to 16 rows
-    cost hardly more than one.
+
+class CompiledKernel:
+    """Compiled loops, row-invariant; up to 16 rows cost hardly more than one where a matrix unit multiplies.
+
+    Vectors compute in float32, exact for bfloat16 weights. Tiles round activations to bfloat16, sums stay float32.
+    Bytes round weights to int8 by each output's largest, activations to 15 bits by each row's: another model, which is
+    then the target whose law is kept.
     """
 
     activation_dtype = torch.float32
     row_invariant = True
 
-    def __init__(self, tiles: bool = False) -> None:
-        self.name = "compiled-bf16" if tiles else "compiled"
-        self.tiles = tiles
+    def __init__(self, packing: Packing = Packing.VECTORS) -> None:
+        self.name = next(name for name, own in PACKINGS.items() if own is packing)
+        self.packing = packing
 
     @staticmethod
-    def available(tiles: bool = False) -> bool:
-        """Whether the library can be compiled, or was, and with `tiles` whether processor and system have them."""
+    def available(packing: Packing = Packing.VECTORS) -> bool:
+        """Whether the library can be compiled, or was, and whether processor and system have what `packing` is for."""
         try:
             library = decoder_library()
         except DependencyError:
             return False
-        return not tiles or bool(library.dspark_tiles())
+        return not packing.tiles or bool(library.dspark_tiles())
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> CompiledLinear:
-        """Store `weight` in bfloat16, rounding what is finer."""
-        return CompiledLinear(weight, bias, self.tiles)
+        """Store `weight` in bfloat16, rounding what is finer, or in int8."""
+        return CompiledLinear(weight, bias, self.packing)

@@ -8,7 +8,7 @@
 
 struct Shape {
   int64_t width, inner, heads, kv_heads, head_width;
-  int64_t tiles;  // whether weights are packed in tiles
+  int64_t packing;  // of all matrices
   float eps;
 };
 
@@ -33,7 +33,7 @@ struct Pages {
   int64_t tiles, head_width, padded, cell, layer, page, values;
 
   Pages(const Shape& shape, int64_t layers)
-      : tiles(shape.tiles),
+      : tiles(shape.packing != kVectors),
         head_width(shape.head_width),
         padded(tiles ? up(head_width, kDepth) * kDepth : head_width),
         cell(kPage * padded * (tiles ? sizeof(bf16) : sizeof(float))),

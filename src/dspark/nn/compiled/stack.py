@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dspark.nn.compiled.library import LayerStruct, ShapeStruct, decoder_library
-from dspark.nn.compiled.linear import CompiledLinear
+from dspark.nn.compiled.linear import CompiledLinear, Packing
 from dspark.nn.compiled.rotary_table import RotaryTable
 from dspark.nn.compiled.rows import Rows
 from dspark.nn.pages import PageLayout, PagePool
@@ -20,7 +20,7 @@ CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class StackShape:
-    """Sizes that all layers share; `inner` is the width between the MLP's products, `tiles` how matrices are packed."""
+    """Sizes that all layers share; `inner` is the width between the MLP's products, `packing` that of all matrices."""
 
     width: int
     inner: int
@@ -28,11 +28,11 @@ class StackShape:
     kv_heads: int
     head_width: int
     eps: float
-    tiles: bool = False
+    packing: Packing = Packing.VECTORS
 
     def struct(self) -> ShapeStruct:
         """As decoder.cpp takes it."""
-        return ShapeStruct(self.width, self.inner, self.heads, self.kv_heads, self.head_width, self.tiles, self.eps)
+        return ShapeStruct(self.width, self.inner, self.heads, self.kv_heads, self.head_width, self.packing, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class CompiledStack:
     def new_pages(self, pages: int) -> PagePool:
         """Keys and values in the layout that this stack reads."""
         shape = self.shape
-        layout = PageLayout.TILES if shape.tiles else PageLayout.VECTORS
+        layout = PageLayout.TILES if shape.packing.tiles else PageLayout.VECTORS
         return PagePool(pages, len(self._kept), shape.kv_heads, shape.head_width, layout)
 
     def run(self, x: Tensor, rows: Rows, taps: Mapping[int, Tensor] | None = None, block: int = 1) -> Tensor:
