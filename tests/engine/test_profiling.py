@@ -63,8 +63,9 @@ def test_the_rest_of_a_round_is_what_passes_outside_the_target() -> None:
     assert overhead_seconds(TimedTarget(clock, [1.0], max_positions=2), clock) == 0  # no room for a round
 
 
-def test_a_step_is_timed_after_a_first_one() -> None:
-    clock = FakeClock(iter([9.0, 1.0]).__next__)
+@pytest.mark.parametrize("factors", [(1.0, 40.0, 1.0), (1.0, 1.0, 40.0), (40.0, 1.0, 1.0)])
+def test_neither_the_first_step_nor_a_pause_makes_a_step_look_slow(factors: tuple[float, ...]) -> None:
+    clock = FakeClock(iter(factors).__next__)
     assert step_seconds(TimedTarget(clock, [0.5]), clock) == 0.5
 
 
@@ -98,8 +99,8 @@ def test_a_damaged_file_is_no_profile(profile: RoundProfile, damage: dict[str, o
 def test_at_start_every_size_of_a_block_is_measured_unless_steps_are_slow() -> None:
     info = TimedTarget(FakeClock(), [1.0]).info
     assert start_plan(info, 7, 0.0) == ProfilePlan((16,), tuple(range(1, 9)), tuple(range(1, 8)), 2.0)
-    assert start_plan(info, 7, 1 / 16) == ProfilePlan((16,), (1, 2, 3, 5, 8), (1, 7), 2 - 11 / 16)
-    assert start_plan(info, 1, 1 / 8) == ProfilePlan((16,), (1, 2), (1,), 2 - 11 / 8)
+    assert start_plan(info, 7, 1 / 16) == ProfilePlan((16,), (1, 2, 3, 5, 8), (1, 7), 2 - 12 / 16)
+    assert start_plan(info, 1, 1 / 8) == ProfilePlan((16,), (1, 2), (1,), 2 - 12 / 8)
     assert start_plan(info, 7, 0.125) is None
 
 

@@ -42,8 +42,8 @@ START_SECONDS = 2.0
 START_CEILING = 4.0
 """Where it would take longer than this, it is left out."""
 
-SETUP_STEPS = 11
-"""What comes before the turns, in plain steps: a first one, the context, the largest block, an answer's few rounds."""
+SETUP_STEPS = 12
+"""What comes before the turns, in plain steps: the first, the context, the largest block, an answer's few rounds."""
 
 FULL_SECONDS = 60.0
 
