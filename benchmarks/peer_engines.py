@@ -156,7 +156,11 @@ class LlamaServer:
         self._process = subprocess.Popen(
             [str(server), "-m", str(model), *map(str, sizes)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        _wait(self._ready)
+        try:
+            _wait(self._ready)
+        except RuntimeError:
+            self.__exit__()
+            raise
 
     def serve(self, prompts: Sequence[Sequence[int]], max_tokens: int, natural: bool = False) -> Served:
         """As `Peer`."""

@@ -119,8 +119,8 @@ def main() -> None:
         for users in args.concurrency:
             repeats, warm = parts(prompts, args.requests or max(2 * users, 9), args.repeats, users)
             with ExitStack() as level:
-                opened = others(args, worker, users, max_len)
-                peers = {**{name: one.ready(users) for name, one in own.items()}, **opened}
+                peers: dict[str, Peer] = {name: one.ready(users) for name, one in own.items()}
+                peers |= others(args, worker, users, max_len)
                 for peer in peers.values():
                     level.enter_context(peer).serve(warm, WARM_TOKENS)
                 rows.append(row(users, compare(peers, repeats, args.max_tokens, args.natural_ends, args.seed)))
@@ -202,10 +202,10 @@ def others(args: argparse.Namespace, worker: Worker | None, users: int, max_len:
     peers: dict[str, Peer] = {}
     if worker is not None:
         peers["vllm"] = worker.at(users)
-    if args.llama_server:
-        peers["llama.cpp"] = LlamaServer(args.llama_server, args.gguf or wheel_file(), users, max_len)
     if args.transformers and users == 1:
         peers["transformers"] = Transformers(args.model or converted_directory())
+    if args.llama_server:  # the last: nothing else can fail once its process runs
+        peers["llama.cpp"] = LlamaServer(args.llama_server, args.gguf or wheel_file(), users, max_len)
     return peers
 
 
