@@ -8,11 +8,13 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from dspark.cache_root import cache_root
 from dspark.cli.main import app
 from dspark.cli.runner import exit_status
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.dspark import DSpark
 from dspark.drafters.registry import extras_for, save_drafter
+from dspark.nn.compiled.linear import CompiledKernel
 from dspark.targets.registry import load_target
 
 WIDTH, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH = 16, 32, 4, 2, 1, 8
@@ -58,7 +60,11 @@ def run(capsys):
 
 @pytest.fixture(scope="session")
 def cache_directory(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    """A cache that has this machine's kernels already, or else every process of its own would compile them."""
+    directory: Path = tmp_path_factory.mktemp("cache")
+    if CompiledKernel.available():
+        (directory / "compiled").symlink_to(cache_root() / "compiled")
+    return directory
 
 
 @pytest.fixture(autouse=True)

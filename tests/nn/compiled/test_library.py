@@ -18,8 +18,9 @@ compiles = pytest.mark.skipif(not CompiledKernel.available(), reason="kernels do
 
 @pytest.fixture
 def untried(monkeypatch, tmp_path):
-    """A process that has not looked for the library yet, with an empty cache."""
+    """A process that has not looked for the library yet, with an empty cache; what it compiles is not optimised."""
     monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    monkeypatch.setattr(library, "_FLAGS", ("-O0", *library._FLAGS[1:]))
     library._library_or_reason.cache_clear()
     yield tmp_path
     library._library_or_reason.cache_clear()
