@@ -190,6 +190,32 @@ class DraftBlocks(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class LikeliestDrafts:
+    """The likeliest tokens of S slots of B blocks, and what their laws say of themselves; all [B, S].
+
+    `tokens` are target ids, `confidences` logits (None without a confidence head), `peaks` the log-odds of the largest
+    probabilities, `entropies` in nats.
+    """
+
+    tokens: Tensor
+    confidences: Tensor | None
+    peaks: Tensor
+    entropies: Tensor
+
+
+@runtime_checkable
+class GreedyBlocks(DraftBlocks, Protocol):
+    """Blocks that may draft their likeliest tokens by themselves, without handing out logits."""
+
+    def likeliest(self, previous: Tensor, slots: int) -> LikeliestDrafts | None:
+        """The first `slots` drafts of every block behind the tokens `previous` [B], target ids; None if `step` must.
+
+        Raises SamplingError where logits are not finite.
+        """
+        ...
+
+
 @runtime_checkable
 class BatchDrafter(Drafter, Protocol):
     """A drafter that serves B requests in one call, and keeps contexts in pages."""

@@ -7,7 +7,8 @@ import torch
 
 from dspark.drafters.config import HeadKind
 from dspark.drafters.packing import pack_drafter
-from dspark.errors import CapacityError, CompatibilityError, ConfigError
+from dspark.errors import CapacityError, CompatibilityError, ConfigError, SamplingError
+from dspark.nn.compiled.law_signals import law_signals
 from dspark.nn.compiled.linear import CompiledKernel, Packing
 from dspark.nn.pages import PagedCache, PagePool
 from tests.drafters.tiny import CONFIG, DFLASH, KINDS, PRODUCTION, WINDOWED, drafter, tensors
@@ -156,3 +157,46 @@ def test_full_pages_and_foreign_caches_are_refused(kernel):
     foreign = PagedCache.alone(PagePool(2, 2, 3, 8), 20)
     with pytest.raises(CompatibilityError, match="another model"):
         module.extend(rows, foreign)
+
+
+@pytest.mark.parametrize("requests", [1, 3, 30])
+@pytest.mark.parametrize("vocabulary", ["whole", "pruned"])
+@pytest.mark.parametrize("kernel", COMPILED[1:], ids=lambda kernel: kernel.name)
+def test_the_likeliest_drafts_in_one_go_are_those_of_step_by_step(kernel, vocabulary, requests):
+    """To the bit, with confidences and what is said of the laws; more blocks than the head multiplies at once, too."""
+    kept = None if vocabulary == "whole" else torch.arange(1, 31, 2)
+    config = replace(WIDE, markov_head_type=HeadKind.VANILLA, draft_vocab_size=None if kept is None else len(kept))
+    module = pack_drafter(drafter(config, kept), kernel)
+    caches = paged_caches(module, [40] * requests)
+    module.extend_ragged(features(config, [5] * requests, seed=4), caches, [5] * requests)
+    anchors = torch.arange(requests) % 29
+    found = module.begin_each(anchors.tolist(), caches, 4).likeliest(anchors, 3)
+    blocks, previous = module.begin_each(anchors.tolist(), caches, 4), anchors
+    for slot in range(3):
+        logits, confidence = blocks.step(previous)
+        peaks, entropies = law_signals(logits)
+        best = logits.argmax(-1)
+        previous = best if kept is None else kept[best]
+        assert torch.equal(found.tokens[:, slot], previous)
+        assert torch.equal(found.confidences[:, slot], confidence)
+        assert torch.equal(found.peaks[:, slot], peaks)
+        assert torch.equal(found.entropies[:, slot], entropies)
+
+
+def test_only_a_packed_markov_head_drafts_in_one_go():
+    anchors = torch.tensor(ANCHORS)
+    kernels = COMPILED[1:2] or [None]
+    recurrent = replace(WIDE, markov_head_type=HeadKind.RNN)
+    for config, kernel in [(CONFIG, None), (DFLASH, kernels[0]), (recurrent, kernels[0])]:
+        module = made(config, kernel)
+        blocks = module.begin_each(ANCHORS, paged_caches(module, [40] * 3), 3)
+        assert blocks.likeliest(anchors, 3) is None
+
+
+@pytest.mark.parametrize("kernel", COMPILED[1:2], ids=lambda kernel: kernel.name)
+def test_logits_that_are_not_finite_are_refused_in_one_go(kernel):
+    module = made(replace(WIDE, markov_head_type=HeadKind.VANILLA), kernel)
+    blocks = module.begin_each(ANCHORS, paged_caches(module, [40] * 3), 3)
+    blocks.hidden[1, 1, 0] = torch.nan
+    with pytest.raises(SamplingError, match="hold NaN or an infinity"):
+        blocks.likeliest(torch.tensor(ANCHORS), 3)

@@ -1,21 +1,25 @@
 """What a round's drafts are expected to be worth, request by request."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from dspark.core.hashed_law import HashedLaw
 from dspark.drafters.fake import FakeDrafter
+from dspark.engine import drafted_round
 from dspark.engine.drafted_round import grouped
 from dspark.engine.options import DecodeOptions
 from dspark.engine.page_manager import PageManager
+from dspark.engine.ragged import begin_each
 from dspark.engine.request import Request
 from dspark.engine.running import Running
 from dspark.engine.strategy import Strategy
 from dspark.targets.fake import FakeTarget
-from dspark.types import Acceptance, SamplingParams, Verdict
+from dspark.types import Acceptance, DraftBlocks, LikeliestDrafts, SamplingParams, Verdict
 
 V, GAMMA, WIDTH = 6, 3, 8
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0)
@@ -43,3 +47,44 @@ def test_without_a_head_each_request_is_expected_to_fare_as_its_sampling_did_in_
     drafter.info = replace(drafter.info, acceptance=record)
     (group,) = grouped([decoding(drafter, params, key) for key, params in enumerate(order)], room=8)
     np.testing.assert_allclose(group.draft(GAMMA), [CHANCES[params] for params in order], rtol=1e-6)
+
+
+class OneGo:
+    """Blocks of a fake drafter that also draft by themselves; `asked` says how often they did."""
+
+    def __init__(self, blocks: DraftBlocks) -> None:
+        self._blocks = blocks
+        self.asked = 0
+
+    def step(self, previous: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self._blocks.step(previous)
+
+    def likeliest(self, previous: Tensor, slots: int) -> LikeliestDrafts:
+        self.asked += 1
+        tokens = []
+        for _ in range(slots):
+            logits, _ = self._blocks.step(previous)
+            previous = logits.argmax(-1)
+            tokens.append(previous)
+        zeros = torch.zeros(len(previous), slots)
+        return LikeliestDrafts(torch.stack(tokens, dim=1), None, zeros, zeros)
+
+
+@pytest.mark.parametrize("params", [(GREEDY, GREEDY), (GREEDY, SAMPLED)], ids=["nobody draws", "one draws"])
+def test_blocks_draft_in_one_go_where_nobody_draws(
+    params: tuple[SamplingParams, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = FakeDrafter(HashedLaw(V, 1), V, GAMMA, WIDTH)
+    (plain,) = grouped([decoding(drafter, each, key) for key, each in enumerate(params)], room=8)
+    plain.draft(GAMMA)
+    begun: list[OneGo] = []
+
+    def begin_in_one_go(*args: Any) -> OneGo:
+        begun.append(OneGo(begin_each(*args)))
+        return begun[-1]
+
+    monkeypatch.setattr(drafted_round, "begin_each", begin_in_one_go)
+    (group,) = grouped([decoding(drafter, each, key) for key, each in enumerate(params)], room=8)
+    group.draft(GAMMA)
+    assert group.sampler.drafts == plain.sampler.drafts
+    assert begun[0].asked == (0 if SAMPLED in params else 1)

@@ -14,8 +14,11 @@ from dspark.drafters.confidence import ConfidenceHead
 from dspark.drafters.config import DrafterConfig
 from dspark.drafters.drafter_module import check_shared
 from dspark.drafters.heads import MarkovHead, build_head, choose_among
+from dspark.drafters.packing import PackedProduct
 from dspark.errors import ConfigError
-from dspark.types import NOT_RECORDED, Acceptance, Cache, DrafterInfo
+from dspark.nn.compiled.chain import CompiledChain
+from dspark.nn.compiled.linear import CompiledLinear
+from dspark.types import NOT_RECORDED, Acceptance, Cache, DrafterInfo, LikeliestDrafts
 
 HEAD_ROWS = 64
 """Rows that the LM head multiplies at once while drafting: its weights are read once for them, its logits stay few."""
@@ -95,6 +98,16 @@ class DSpark(DFlash):
         logits: Tensor = self.confidence_head(hidden, embedded if self.config.confidence_reads_markov else None)
         return logits
 
+    def chain(self) -> CompiledChain | None:
+        """The sequential head in one compiled call: a Markov head over all of the draft vocabulary, packed for it."""
+        head = self.markov_head
+        if type(head) is not MarkovHead or self.config.candidates is not None:
+            return None
+        packed = head.markov_w2
+        if not isinstance(packed, PackedProduct) or not isinstance(packed.product, CompiledLinear):
+            return None
+        return CompiledChain(head.markov_w1.weight, packed.product, self.draft_token_ids)
+
     def begin(self, anchor: int, cache: Cache, gamma: int | None = None) -> "DSparkBlock":
         """Run the backbone on [anchor, mask x (gamma - 1)]; the anchor stands at position `cache.length`.
 
@@ -136,6 +149,26 @@ class DSparkBlocks:
         confidence = self._drafter.confidence_of(hidden, embedded)
         self._slot += 1
         return logits.float(), confidence
+
+    @torch.no_grad()
+    def likeliest(self, previous: Tensor, slots: int) -> LikeliestDrafts | None:
+        """`GreedyBlocks.likeliest`, by a compiled chain."""
+        chain = self._drafter.chain()
+        if chain is None:
+            return None
+        wide, parts, before = max(HEAD_ROWS // len(self.hidden), 1), [], previous
+        for first in range(0, slots, wide):
+            base = self._drafter.base_logits(self.hidden[:, first : min(first + wide, slots)])
+            parts.append(chain.run(base, before))
+            before = parts[-1][0][:, -1]
+        tokens, peaks, entropies = (torch.cat(columns, dim=1) for columns in zip(*parts, strict=True))
+        return LikeliestDrafts(tokens, self._confidences(previous, tokens), peaks, entropies)
+
+    def _confidences(self, previous: Tensor, tokens: Tensor) -> Tensor | None:
+        """Confidence logits [B, S] of drafts `tokens` [B, S] behind the tokens `previous` [B]."""
+        head, before = self._drafter.markov_head, torch.cat((previous[:, None], tokens[:, :-1]), dim=1)
+        embedded = None if head is None else head.embed(before)
+        return self._drafter.confidence_of(self.hidden[:, : tokens.shape[1]], embedded)
 
     def _base_logits(self) -> Tensor:
         """[B, V_draft] of the slot, computed for as many slots together as keep the head's product narrow."""

@@ -18,10 +18,10 @@ class PackedProduct(nn.Module):
 
     def __init__(self, product: Linear) -> None:
         super().__init__()
-        self._product = product
+        self.product = product
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._product(x)
+        return self.product(x)
 
 
 class PackedNorm(nn.Module):

@@ -74,6 +74,18 @@ class BatchRound:
             one.open = token is not None
         return tokens
 
+    @property
+    def drafts_best(self) -> bool:
+        """Whether the likeliest tokens of raw draft logits are all that anybody's drafts need."""
+        return all(_takes_best(one.draft_params) for one in self._rounds)
+
+    def take(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Each request's next drafts are the likeliest ones, its of `tokens` [B], as many as it may have."""
+        for one, own in zip(self._rounds, tokens, strict=True):
+            for token in own:
+                if one.drafts_more:
+                    one.add(token)
+
     def copy(self, row: int, tokens: Sequence[int]) -> None:
         """Take `tokens`, found without a law, as the drafts of request `row`, which drafts no others."""
         self._rounds[row].copy(tokens)

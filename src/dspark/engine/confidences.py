@@ -14,7 +14,7 @@ from dspark.calibration.signals import Floats, Signals, Source, SurvivalModel, s
 from dspark.core.params import is_greedy
 from dspark.engine.draft_limit import DEFAULT_ACCEPTANCE
 from dspark.nn.compiled.law_signals import law_signals
-from dspark.types import NOT_RECORDED, Acceptance, SamplingParams
+from dspark.types import NOT_RECORDED, Acceptance, LikeliestDrafts, SamplingParams
 
 ModelOf = Callable[[SamplingParams], SurvivalModel | None]
 """The survival model for requests that are sampled so, None where none was fitted."""
@@ -42,6 +42,14 @@ class SlotSignals:
             peak, entropy = law_signals(logits)
             self._peaks.append(peak)
             self._entropies.append(entropy)
+
+    def add_all(self, drafts: LikeliestDrafts) -> None:
+        """Every slot at once."""
+        if drafts.confidences is not None:
+            self._confidences.extend(drafts.confidences.unbind(1))
+        if self._of_laws:
+            self._peaks.extend(drafts.peaks.unbind(1))
+            self._entropies.extend(drafts.entropies.unbind(1))
 
     def signals(self, history: Floats) -> Signals | None:
         """Everything collected, with the requests' `history` [B]; None if that is nothing."""

@@ -13,7 +13,7 @@ from dspark.engine.batch_sampler import BatchRound
 from dspark.engine.confidences import SlotSignals, conditional, reads_laws, recorded
 from dspark.engine.ragged import begin_each
 from dspark.engine.running import Running
-from dspark.types import Drafter, as_ids
+from dspark.types import DraftBlocks, Drafter, GreedyBlocks, as_ids
 
 
 @dataclass(slots=True)
@@ -73,16 +73,32 @@ class Group:
         blocks = begin_each(drafter, anchors, known, drafter.info.gamma)
         models = [member.model for member in self.members]
         signals = SlotSignals(any(map(reads_laws, models)))
-        previous = [request.anchor for request in requests]
+        if not self._take_likeliest(blocks, anchors, slots, signals):
+            self._draw(blocks, anchors, slots, signals)
+        for cache, request in zip(caches, requests, strict=True):
+            assert cache is not None
+            cache.rollback(request.length - 1)
+        self._fill(confidences[:, :slots], signals, models, drafter)
+
+    def _take_likeliest(self, blocks: DraftBlocks, anchors: Sequence[int], slots: int, signals: SlotSignals) -> bool:
+        """Draft all slots in one go, where nobody draws and `blocks` can. Returns whether that was so."""
+        if not isinstance(blocks, GreedyBlocks) or not self.sampler.drafts_best:
+            return False
+        drafts = blocks.likeliest(as_ids(anchors), slots)
+        if drafts is None:
+            return False
+        self.sampler.take(drafts.tokens.tolist())
+        signals.add_all(drafts)
+        return True
+
+    def _draw(self, blocks: DraftBlocks, anchors: Sequence[int], slots: int, signals: SlotSignals) -> None:
+        """Draft slot by slot; a request that has all its drafts stays behind its last one."""
+        previous = list(anchors)
         for _ in range(slots):
             logits, confidence = blocks.step(as_ids(previous))
             signals.add(logits, confidence)
             drawn = self.sampler.draft(logits)
             previous = [before if token is None else token for before, token in zip(previous, drawn, strict=True)]
-        for cache, request in zip(caches, requests, strict=True):
-            assert cache is not None
-            cache.rollback(request.length - 1)
-        self._fill(confidences[:, :slots], signals, models, drafter)
 
     def _fill(
         self,

@@ -26,7 +26,8 @@ def judge_rounds(target: Target, rounds: Sequence[Round], hidden: Tensor) -> lis
     lengths = [length for _, own in rounds for length in own]
     ends = list(accumulate(length + 1 for length in lengths))
     spans = [range(end - length - 1, end) for end, length in zip(ends, lengths, strict=True)]
-    easy = [taken and isinstance(target, GreedyTarget) for sampler, _ in rounds for taken in sampler.takes_best]
+    greedy = isinstance(target, GreedyTarget)
+    easy = [taken and greedy for sampler, _ in rounds for taken in sampler.takes_best]
     best = _best(target, hidden, [row for span, one in zip(spans, easy, strict=True) if one for row in span])
     rest = [row for span, one in zip(spans, easy, strict=True) if not one for row in span]
     logits = target.logits(hidden[rest] if len(rest) < len(hidden) else hidden) if rest else hidden[:0]

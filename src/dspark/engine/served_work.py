@@ -10,7 +10,7 @@ import torch
 
 from dspark.engine.profile_plan import ProfilePlan
 from dspark.nn.pages import PAGE, PagedCache, PagePool, PageTable, pages_for
-from dspark.types import BatchDrafter, Drafter, GreedyTarget, Pages, RaggedTarget
+from dspark.types import BatchDrafter, Drafter, GreedyBlocks, GreedyTarget, Pages, RaggedTarget
 
 SHARED_POSITIONS = 8192
 """Requests of a long context read the same pages beyond so many positions: more than any cache of a processor holds."""
@@ -93,9 +93,10 @@ class ServedWork:
         def draft() -> None:
             blocks = drafter.begin_each([0] * requests, caches, gamma)
             previous = torch.zeros(requests, dtype=torch.long)
-            for _ in range(gamma):
-                best = blocks.step(previous)[0].argmax(dim=-1)
-                previous = best if vocabulary is None else vocabulary[best]
+            if not isinstance(blocks, GreedyBlocks) or blocks.likeliest(previous, gamma) is None:
+                for _ in range(gamma):
+                    best = blocks.step(previous)[0].argmax(dim=-1)
+                    previous = best if vocabulary is None else vocabulary[best]
             _rollback(caches, context)
             drafter.extend_ragged(features, caches, counts)
             _rollback(caches, context)

@@ -5,8 +5,8 @@
 //
 // T rows, d width, H query heads, K key/value heads, h head width, G = H / K, f inner width of the MLP.
 
-#include <algorithm>
 #include "attention.h"
+#include "laws.h"
 
 namespace {
 
@@ -27,30 +27,6 @@ void rotate(float* head, const float* cos, const float* sin, int64_t width) {
     head[i] = a * cos[i] + b * sin[i];
     head[i + half] = b * cos[i + half] + a * sin[i + half];
   }
-}
-
-float largest(const float* values, int64_t count) {
-  const Vector zero = {};
-  Vector tops = zero - INFINITY;
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    const Vector v = load(values + i);
-    tops = v > tops ? v : tops;
-  }
-  float top = -INFINITY;
-  for (int lane = 0; lane < kLanes; ++lane) top = tops[lane] > top ? tops[lane] : top;
-  for (; i < count; ++i) top = values[i] > top ? values[i] : top;
-  return top;
-}
-
-// 0, or NaN if one of `count` values is not finite.
-float spoilt(const float* values, int64_t count) {
-  Vector poison = {};
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) poison += load(values + i) * 0.0f;
-  float total = sum(poison);
-  for (; i < count; ++i) total += values[i] * 0.0f;
-  return total;
 }
 
 // Adds bias, unless it is null, to the columns of y that `own` names.
@@ -176,34 +152,6 @@ void dspark_linear(const float* x, int64_t rows, int64_t in, const void* w, cons
     const Span own = group_share(out);
     multiply(packing, x, rows, in, w, in, y, out, own);
     add_bias(y, bias, rows, out, own);
-  }
-}
-
-// Of the law behind each row of logits [rows, width]: log-odds of its largest probability and entropy in nats.
-void dspark_law_signals(const float* logits, int64_t rows, int64_t width, float* peak, float* entropy, int threads) {
-#pragma omp parallel for num_threads(threads)
-  for (int64_t t = 0; t < rows; ++t) {
-    const float* const row = logits + t * width;
-    const float top = largest(row, width);
-    const Vector zero = {}, least = zero - 87.0f;
-    Vector others = zero, products = zero;  // without the largest, beside which small weights would vanish
-    float first = 0.0f, tail[kLanes];
-    for (int64_t i = 0; i < width; i += kLanes) {
-      const int64_t count = width - i < kLanes ? width - i : kLanes;
-      if (count < kLanes) {
-        for (int64_t j = 0; j < kLanes; ++j) tail[j] = j < count ? row[i + j] : -INFINITY;
-      }
-      const Vector v = load(count < kLanes ? tail : row + i) - top;
-      const Vector shifted = v < least ? least : v;
-      const Vector weights = v < least ? zero : exponential(shifted);
-      const Vector kept = v == zero ? zero : weights;
-      others += kept;
-      products += kept * shifted;
-      first += sum(v == zero ? zero + 1.0f : zero);
-    }
-    const float rest = sum(others) + (first - 1.0f), total = 1.0f + rest;
-    peak[t] = -std::log(rest > 1e-7f ? rest : 1e-7f);
-    entropy[t] = std::log(total) - sum(products) / total;
   }
 }
 

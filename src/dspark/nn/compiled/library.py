@@ -25,7 +25,7 @@ SWITCH = "DSPARK_COMPILED"
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 _SECONDS = 120
 _MAIN = "decoder.cpp"
-_SOURCES = (_MAIN, "attention.h", "bytes.h", "pages.h", "products.h", "tiles.h", "vectors.h")
+_SOURCES = (_MAIN, "attention.h", "bytes.h", "laws.h", "pages.h", "products.h", "tiles.h", "vectors.h")
 
 
 class ShapeStruct(Structure):
@@ -54,6 +54,15 @@ class ContextStruct(Structure):
     _fields_ = (
         ("features", c_int64), ("combine", c_void_p), ("norm", c_void_p), ("keys_values", c_void_p),
         ("bias", c_void_p), ("key_norms", c_void_p),
+    )  # fmt: skip
+
+
+class MarkovHeadStruct(Structure):
+    """`MarkovHead` of laws.h."""
+
+    _fields_ = (
+        ("rank", c_int64), ("width", c_int64), ("packing", c_int64), ("w1", c_void_p), ("w2", c_void_p),
+        ("ids", c_void_p),
     )  # fmt: skip
 
 
@@ -103,6 +112,9 @@ def _open() -> ctypes.CDLL:
         c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int,
     )  # fmt: skip
     library.dspark_law_signals.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int)
+    library.dspark_chain.argtypes = (
+        POINTER(MarkovHeadStruct), c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int,
+    )  # fmt: skip
     library.dspark_scratch.argtypes = (POINTER(ShapeStruct), c_int64, c_int64, c_int)
     library.dspark_scratch.restype = c_int64
     library.dspark_layers.argtypes = (
@@ -115,7 +127,7 @@ def _open() -> ctypes.CDLL:
     )  # fmt: skip
     returnless = (
         library.dspark_pack, library.dspark_linear, library.dspark_best, library.dspark_law_signals,
-        library.dspark_layers, library.dspark_context,
+        library.dspark_chain, library.dspark_layers, library.dspark_context,
     )  # fmt: skip
     for function in returnless:
         function.restype = None

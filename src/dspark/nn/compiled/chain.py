@@ -1,0 +1,51 @@
+"""Greedy drafts of a Markov head in one compiled call.
+
+Shapes: B blocks, S slots, R rank, V vocabulary, V_draft draft vocabulary.
+"""
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from dspark.errors import CompatibilityError, SamplingError
+from dspark.nn.compiled.law_signals import LIMIT
+from dspark.nn.compiled.library import MarkovHeadStruct, decoder_library
+from dspark.nn.compiled.linear import CompiledLinear, check_rows
+
+
+class CompiledChain:
+    """The head W1 [V, R], W2 [V_draft, R]; `ids` [V_draft] are the target's, None where the drafter has the same."""
+
+    def __init__(self, w1: Tensor, w2: CompiledLinear, ids: Tensor | None) -> None:
+        check_rows(w1, w2.inputs)
+        if not w1.is_contiguous() or w2.bias is not None or not (ids is None or ids.is_contiguous()):
+            raise CompatibilityError("a compiled chain takes W1 and ids whole in memory, and W2 without a bias")
+        self._library = decoder_library()
+        self._kept = (w1, w2, ids)
+        self._rank, self._width = w2.inputs, w2.outputs
+        self._head = MarkovHeadStruct(
+            w2.inputs, w2.outputs, w2.packing, w1.data_ptr(), w2.packed.data_ptr(),
+            None if ids is None else ids.data_ptr(),
+        )  # fmt: skip
+
+    def run(self, base: Tensor, previous: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(drafts as target ids, peaks and entropies of their laws as `law_signals` finds them), each [B, S].
+
+        The blocks have logits `base` [B, S, V_draft] before the head, and stand behind the tokens `previous` [B].
+
+        Raises:
+            SamplingError: logits are not finite.
+        """
+        check_rows(base, self._width)
+        base, last = base.contiguous(), previous.long().clone()
+        rows, slots, _ = base.shape
+        tokens, peaks, entropies = last.new_empty(rows, slots), base.new_empty(rows, slots), base.new_empty(rows, slots)
+        scratch = base.new_empty(rows * (self._width + self._rank))
+        self._library.dspark_chain(
+            byref(self._head), base.data_ptr(), rows, slots, last.data_ptr(), tokens.data_ptr(),
+            peaks.data_ptr(), entropies.data_ptr(), scratch.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        if (last < 0).any():
+            raise SamplingError("the drafter's logits hold NaN or an infinity; check its weights")
+        return tokens, peaks.clamp_(-LIMIT, LIMIT), entropies
