@@ -85,7 +85,10 @@ def own_words(kernel: str, arm: str, first_arm: str, first_kernel: str) -> list[
 
 
 def with_kernel(models: Models, target: str | Path, kernel: KernelName) -> Models:
-    """`models` with a target, named `target`, that computes with another kernel; the drafter keeps its own."""
+    """`models` with a target, named `target`, that computes with another kernel, and the drafter that goes with it.
+
+    `compiled-int8` rounds the weights of both: its answers are of another target.
+    """
     loaded = load_target(target, kernel=kernel)
     if models.drafter_directory is None:
         return Models(loaded, models.codec, None, None)
