@@ -25,8 +25,10 @@ help: ## List the targets
 demo: $(VENV)/.ready-demo ## Decode with and without a drafter, and compare
 	@$(BIN)/python examples/demo.py
 
+# Tracing slows Python by a third: only the tests of what has to be covered are traced.
 test: lint ## Lint, types, import contracts and the test suite
-	@$(BIN)/python -m pytest -q -n $(JOBS) --cov --cov-fail-under=95
+	@$(BIN)/python -m pytest -q -n $(JOBS) tests/core --cov --cov-fail-under=95
+	@$(BIN)/python -m pytest -q -n $(JOBS) --ignore=tests/core
 
 lint: $(VENV)/.ready-test ## Style, types, import contracts
 	@$(BIN)/ruff check --quiet .
