@@ -7,7 +7,7 @@ from dspark.drafters.extras import DrafterExtras
 from dspark.drafters.packing import PackedNorm, PackedProduct
 from dspark.drafters.registry import load_drafter, save_drafter
 from dspark.errors import ConfigError
-from dspark.nn.compiled.linear import CompiledKernel
+from dspark.nn.compiled.linear import CompiledKernel, Packing
 from dspark.nn.linear import HalfKernel, OneDnnKernel
 from tests.drafters.tiny import (
     CONFIG,
@@ -30,7 +30,7 @@ KERNELS = [
     pytest.param("fp16", marks=pytest.mark.skipif(not HalfKernel.available(), reason="torch without FBGEMM")),
     pytest.param("compiled", marks=pytest.mark.skipif(not CompiledKernel.available(), reason="no C++ compiler")),
     pytest.param(
-        "compiled-bf16", marks=pytest.mark.skipif(not CompiledKernel.available(True), reason="no matrix unit")
+        "compiled-bf16", marks=pytest.mark.skipif(not CompiledKernel.available(Packing.TILES), reason="no matrix unit")
     ),
     pytest.param("onednn", marks=pytest.mark.skipif(not OneDnnKernel.available(), reason="torch without oneDNN")),
 ]
