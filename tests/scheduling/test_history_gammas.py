@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dspark.scheduling import Batch, CostTable, LaggedScheduler
 from dspark.scheduling.history import MEAN_RATE, SurvivalHistory
+from dspark.scheduling.persistence import PRIOR, RATE
 
 TABLE = CostTable((1, 64), (0,), ((1.0, 9.0),), (1, 4), (0.1, 0.1))
 
@@ -22,22 +23,42 @@ class PlainHistory:
         self.learned = 0
         self.known: dict[int, np.ndarray] = {}
         self.mean: np.ndarray | None = None
+        self.seen = 0
+        self.last = 0
+        self.both = self.squares = PRIOR
+        self.asked: dict[int, tuple[list[int], np.ndarray, np.ndarray]] = {}
 
     def expect(self, gamma: int) -> None:
         if self.mean is not None and len(self.mean) != gamma:
             self.known, self.mean = {}, None
 
     def recall(self, number: int, keys: list[int], gamma: int) -> np.ndarray:
-        for _, owners, survival in [r for r in self.rounds if self.learned <= r[0] <= number - self.lag]:
+        for when, owners, survival in [r for r in self.rounds if self.learned <= r[0] <= number - self.lag]:
             self.expect(len(survival))
             mean = survival.mean(axis=1)
-            self.mean = mean if self.mean is None else self.mean + MEAN_RATE * (mean - self.mean)
+            self.seen = 1 if self.mean is None else self.seen + 1
+            share = max(1 - (1 - MEAN_RATE) ** (when - self.last), 1 / self.seen)
+            self.mean = mean if self.mean is None else self.mean + share * (mean - self.mean)
+            self.last = when
+            self.learn(when, owners, survival)
             self.known |= dict(zip(owners, survival.T, strict=True))
         self.learned = max(self.learned, number - self.lag + 1)
         self.expect(gamma)
         self.known = {key: row for key, row in self.known.items() if key in keys}
-        unknown = np.ones(gamma) if self.mean is None else self.mean
-        return np.array([self.known.get(key, unknown) for key in keys]).T
+        if self.mean is None:
+            return np.ones((gamma, len(keys)))
+        survival = np.array([self.known.get(key, self.mean) for key in keys]).T
+        self.asked[number] = keys, survival, self.mean
+        slope = min(max(self.both / self.squares, 0), 1)
+        return self.mean[:, None] + slope * (survival - self.mean[:, None])
+
+    def learn(self, number: int, owners: list[int], survival: np.ndarray) -> None:
+        """Deviations that were known when the round was planned, against those that it showed."""
+        keys, before, mean = self.asked.get(number, ([], survival, survival[:, 0]))
+        if keys == owners and before.shape == survival.shape:
+            x, y = before - mean[:, None], survival - mean[:, None]
+            self.both += RATE * (PRIOR - self.both) + (x * y).sum()
+            self.squares += RATE * (PRIOR - self.squares) + (x * x).sum()
 
 
 rounds = st.tuples(st.sampled_from([1, 2, 2, 3]), st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True))

@@ -40,7 +40,7 @@ def test_newcomers_are_taken_for_the_mean_of_earlier_rounds() -> None:
     assert history.recall(1, np.array([3, 9]), gamma=2).tolist() == [[1, 1], [1, 1]]
     assert history.recall(2, np.array([3, 9]), gamma=2) == pytest.approx(np.array([[0.3, 0.6], [0.2, 0.4]]))
     history.record(2, np.array([3, 9]), np.array([[0.3, 0.9], [0.2, 0.8]]))
-    assert history.recall(4, np.array([5, 9]), gamma=2) == pytest.approx(np.array([[0.6, 0.9], [0.405, 0.8]]))
+    assert history.recall(4, np.array([5, 9]), gamma=2) == pytest.approx(np.array([[0.6, 0.9], [0.45, 0.8]]))
 
 
 def test_budget_follows_the_confidences_of_two_rounds_ago() -> None:

@@ -1,16 +1,17 @@
 """The last survivals known of each request, no younger than an overlapped engine has them. Shapes: B, gamma as ever."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dspark.errors import ConfigError
 from dspark.scheduling.arrays import Floats, Ints
+from dspark.scheduling.persistence import Persistence
 
 MEAN_RATE = 0.05
-"""How far one round moves the mean that newcomers are taken for."""
+"""How far each round that passes moves the mean that newcomers are taken for; the first ones move it by more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +22,8 @@ class _Seen:
     keys: Ints
     survival: Floats
     mean: Floats | None = None
+    surprise: tuple[Floats, Floats] | None = None
+    """Deviations [gamma, B] from the mean: what was known when the round was planned, and what it showed."""
 
     def average(self) -> Floats:
         """The mean of the requests [gamma]."""
@@ -33,8 +36,9 @@ class _Seen:
 class SurvivalHistory:
     """Survivals by request key, not by slot: a slot that changes hands tells nothing about its new owner.
 
-    Newcomers are taken for the mean of all earlier rounds, for confident while there is none (decision 0009). Another
-    gamma, of a round that is learned from or asked for, forgets everything before it.
+    Newcomers are taken for the mean of all earlier rounds, for confident while there is none (decision 0009). Others
+    are expected to come back to it as fast as requests here have (decision 0021). Another gamma, of a round that is
+    learned from or asked for, forgets everything before it.
 
     Raises:
         ConfigError: `lag` is below 1: this round's confidences depend on this round's drafts.
@@ -47,19 +51,22 @@ class SurvivalHistory:
         self._young: deque[_Seen] = deque()
         self._old: list[_Seen] = []
         self._mean: Floats = np.ones(0)
+        self._rounds = 0
+        self._persistence = Persistence()
+        self._asked: deque[_Seen] = deque()
 
     def record(self, number: int, keys: Ints, survival: Floats) -> None:
         """Remember the survivals [gamma, B] of round `number`."""
-        self._young.append(_Seen(number, keys, survival))
+        self._young.append(_Seen(number, keys, survival, surprise=self._surprise(number, keys, survival)))
 
     def prepare(self) -> None:
         """Do after a round, when nobody waits, what the next `recall` would have to do. May be left out."""
         if self._young:
             last = self._young[-1]
-            self._young[-1] = _Seen(last.number, last.keys, last.survival, last.average())
+            self._young[-1] = replace(last, mean=last.average())
 
     def recall(self, number: int, keys: Ints, gamma: int) -> Floats:
-        """For each key, its survivals [gamma, B] of round `number` - lag or the last before; the mean for newcomers.
+        """For each key, the survivals [gamma, B] to expect of round `number`, by rounds `number` - lag and before.
 
         Keys that are not asked for are forgotten, unless they are in younger rounds.
         """
@@ -68,6 +75,12 @@ class SurvivalHistory:
         self._expect(gamma)
         if not self._old:
             return np.ones((gamma, len(keys)), dtype=np.float32)
+        survival = self._last_known(keys)
+        self._asked.append(_Seen(number, keys, survival, self._mean))
+        return self._persistence.expected(self._mean, survival)
+
+    def _last_known(self, keys: Ints) -> Floats:
+        """For each key, its survivals [gamma, B] of the last round that may be known; the mean for newcomers."""
         newest = self._old[-1]
         if newest.keys.dtype == keys.dtype and newest.keys.tobytes() == keys.tobytes():  # a fifth of array_equal's time
             self._old = [newest]
@@ -76,12 +89,29 @@ class SurvivalHistory:
         self._old = [_Seen(newest.number, keys[known], survival[:, known])]
         return survival
 
+    def _surprise(self, number: int, keys: Ints, survival: Floats) -> tuple[Floats, Floats] | None:
+        """What `survival` in round `number` adds to what is known of how long deviations last."""
+        while self._asked and self._asked[0].number < number:
+            self._asked.popleft()
+        if not self._asked or self._asked[0].number > number:
+            return None
+        asked = self._asked.popleft()
+        if survival.shape != asked.survival.shape or not np.array_equal(asked.keys, keys):
+            return None
+        mean = asked.average()[:, None]
+        return asked.survival - mean, survival - mean
+
     def _learn(self, seen: _Seen) -> None:
         mean = seen.average()
         self._expect(len(mean))
         if not self._old:
-            self._mean = mean.copy()
-        self._mean += MEAN_RATE * (mean - self._mean)
+            self._mean, self._rounds = mean, 0
+        self._rounds += 1
+        passed = seen.number - self._old[-1].number if self._old else 1
+        share = max(1 - (1 - MEAN_RATE) ** passed, 1 / self._rounds)
+        self._mean = self._mean + share * (mean - self._mean)
+        if seen.surprise is not None:
+            self._persistence.learn(*seen.surprise)
         self._old.append(seen)
 
     def _expect(self, gamma: int) -> None:

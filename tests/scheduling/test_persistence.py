@@ -1,0 +1,45 @@
+"""Deviations last as long as they have: nothing is believed of confidences that come and go."""
+
+import numpy as np
+import pytest
+
+from dspark.scheduling import Batch, CostTable, LaggedScheduler, Outcome
+from dspark.scheduling.persistence import Persistence
+
+GAMMA = 4
+MEAN = np.array([0.6, 0.3])
+
+
+def test_until_something_is_known_confidences_are_believed() -> None:
+    survival = np.array([[0.9, 0.2], [0.8, 0.1]])
+    assert Persistence().expected(MEAN, survival) is survival
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.4, 1.0])
+def test_the_share_that_lasts_is_found(slope: float) -> None:
+    random, persistence = np.random.default_rng(1), Persistence()
+    for _ in range(600):
+        before = random.normal(0, 0.2, (2, 8))
+        persistence.learn(before, slope * before + random.normal(0, 0.1, (2, 8)))
+    assert persistence.slope == pytest.approx(slope, abs=0.03)
+    expected = persistence.expected(MEAN, np.array([[1.0], [0.0]]))
+    assert expected == pytest.approx(MEAN[:, None] + slope * np.array([[0.4], [-0.3]]), abs=0.02)
+
+
+def test_a_deviation_that_turns_round_counts_for_nothing() -> None:
+    persistence, before = Persistence(), np.full((2, 3), 0.3)
+    persistence.learn(before, -before)
+    assert persistence.slope == 0.0
+
+
+def test_one_user_whose_confidences_come_and_go_is_drafted_for_in_nearly_every_round() -> None:
+    """Drafts pay on average (0.7 of blocks are sure, a round costs 1.3 plain ones), not by an unsure block alone."""
+    cost = CostTable((1, 1 + GAMMA), (0,), ((1.0, 1.1),), (1,), (0.2,))
+    random, scheduler, drafted = np.random.default_rng(2), LaggedScheduler(cost), []
+    for _ in range(300):
+        plan = scheduler.plan(Batch(np.array([7]), GAMMA))
+        drafted.append(plan.drafts)
+        c = np.full((1, GAMMA), 0.95 if random.random() < 0.7 else 0.05) if plan.drafts else None
+        lengths = scheduler.lengths(plan, c)
+        scheduler.observe(Outcome(plan, lengths, lengths))
+    assert np.mean(drafted[50:]) > 0.95
