@@ -37,7 +37,7 @@ class PlainHistory:
             self.expect(len(survival))
             mean = survival.mean(axis=1)
             self.seen = 1 if self.mean is None else self.seen + 1
-            share = max(1 - (1 - MEAN_RATE) ** (when - self.last), 1 / self.seen)
+            share = max(1 - (1 - MEAN_RATE * min(len(owners) / 5, 1)) ** (when - self.last), 1 / self.seen)
             self.mean = mean if self.mean is None else self.mean + share * (mean - self.mean)
             self.last = when
             self.learn(when, owners, survival)

@@ -99,13 +99,13 @@ def test_requests_are_followed_when_they_change_slots() -> None:
 
 
 def test_parked_rounds_keep_what_is_known_until_a_probe() -> None:
-    scheduler = LaggedScheduler(STEEP, probes=ProbeSchedule(first=4, longest=8))
+    scheduler = LaggedScheduler(STEEP, probes=ProbeSchedule(first=4, longest=8, blocks=1))
     drafts = [plan.drafts for plan in play(scheduler, *[LOST] * 22)]
     assert drafts == [True, True, *[False] * 3, True, *[False] * 7, True, *[False] * 7, True]
 
 
 def test_a_probe_that_pays_brings_drafting_back() -> None:
-    scheduler = LaggedScheduler(STEEP, probes=ProbeSchedule(first=4, longest=8))
+    scheduler = LaggedScheduler(STEEP, probes=ProbeSchedule(first=4, longest=8, blocks=1))
     plans = play(scheduler, *[LOST] * 5, *[SURE] * 5)
     assert [plan.drafts for plan in plans][5:] == [True, False, True, True, True]
 

@@ -24,7 +24,7 @@ def play(scheduler: Parked, rounds: int, accepted: int, batch: Batch = BATCH) ->
 
 
 def parked(rate: float = 1.0) -> Parked:
-    return Parked(FixedLength(), TABLE, rate, ProbeSchedule(first=3, longest=6))
+    return Parked(FixedLength(), TABLE, rate, ProbeSchedule(first=3, longest=6, blocks=4))
 
 
 def test_parks_after_a_round_that_did_not_pay_and_probes_ever_less_often() -> None:
@@ -85,7 +85,7 @@ def test_what_a_probe_shows_counts_when_the_next_round_is_planned_before_it_is_r
 
 
 def test_drafts_that_are_usually_left_out_survive_as_those_at_their_position() -> None:
-    drafted = DraftYield(rate=0.05)
+    drafted = DraftYield(0.05, ProbeSchedule())
     drafted.observe(Outcome(Plan(BATCH, 0), lengths=np.array([1, 1, 0, 0]), accepted=np.array([1, 0, 0, 0])))
     widths = (0, 0.25, 0.5, 1, 1.5, 2)
     assert [drafted.surviving(width) for width in widths] == pytest.approx([0, 0.125, 0.25, 0.5, 1, 1.5])
@@ -97,7 +97,7 @@ def test_drafts_that_are_usually_left_out_survive_as_those_at_their_position() -
 def test_a_plan_is_judged_at_its_own_width() -> None:
     """Of two drafts only the first survives: full width does not pay, half of it does."""
     steep = CostTable((1, 4, 8, 12), (0,), ((1.0, 1.0, 1.2, 1.85),), (4,), (0.2,))
-    drafted = DraftYield(rate=0.05)
+    drafted = DraftYield(0.05, ProbeSchedule())
     lengths, survivors = np.full(4, 2), np.full(4, 1)
     drafted.observe(Outcome(Plan(BATCH, 0), lengths, survivors))
     assert [drafted.surviving(width) for width in (0, 0.5, 1, 2)] == pytest.approx([0, 0.5, 1, 1])

@@ -6,6 +6,7 @@ from itertools import accumulate
 import numpy as np
 
 from dspark.scheduling.arrays import Ints
+from dspark.scheduling.probe import ProbeSchedule, weight
 from dspark.scheduling.round import Outcome
 
 PROBE_WEIGHT = 0.5
@@ -15,12 +16,13 @@ PROBE_WEIGHT = 0.5
 class DraftYield:
     """Per drafting request and position, how many drafts were verified and how many survived.
 
-    Each round moves the means by the share `rate`, the first ones by more, so that they start as plain averages. A
-    batch with another gamma starts anew.
+    Each round moves the means by the share `rate`, one of few requests by less, the first ones by more, so that they
+    start as plain averages. A batch with another gamma starts anew.
     """
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, probes: ProbeSchedule) -> None:
         self._rate = rate
+        self._probes = probes
         self._rounds = 0
         self._verified: list[float] = []
         self._survived: list[float] = []
@@ -43,7 +45,8 @@ class DraftYield:
         if gamma != len(self._verified):
             self._rounds, self._verified, self._survived = 0, [0.0] * gamma, [0.0] * gamma
         self._rounds += 1
-        share = max(self._rate, 1 / self._rounds, PROBE_WEIGHT if outcome.plan.probe else 0.0)
+        probe = 1 - (1 - PROBE_WEIGHT) ** (1 / self._probes.rounds(drafting)) if outcome.plan.probe else 0.0
+        share = max(weight(self._rate, drafting), 1 / self._rounds, probe)
         for means, lengths in ((self._verified, outcome.lengths), (self._survived, outcome.accepted)):
             for j, count in enumerate(_reaching(lengths, gamma)):
                 means[j] += share * (count / drafting - means[j])

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 from dspark.errors import ConfigError
 from dspark.scheduling.arrays import Floats, Ints
 from dspark.scheduling.persistence import Persistence
+from dspark.scheduling.probe import weight
 
 MEAN_RATE = 0.05
-"""How far each round that passes moves the mean that newcomers are taken for; the first ones move it by more."""
+"""How far each round that passes moves the mean that newcomers are taken for, where it is of a crowd; the first ones
+move it by more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +110,7 @@ class SurvivalHistory:
             self._mean, self._rounds = mean, 0
         self._rounds += 1
         passed = seen.number - self._old[-1].number if self._old else 1
-        share = max(1 - (1 - MEAN_RATE) ** passed, 1 / self._rounds)
+        share = max(1 - (1 - weight(MEAN_RATE, len(seen.keys))) ** passed, 1 / self._rounds)
         self._mean = self._mean + share * (mean - self._mean)
         if seen.surprise is not None:
             self._persistence.learn(*seen.surprise)

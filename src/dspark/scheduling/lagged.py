@@ -50,7 +50,7 @@ class LaggedScheduler:
         ahead, budget = self._ahead(batch, value, seconds)
         pays = bool((ahead.full if budget is None else ahead.drafted[budget]) > ahead.plain)
         drafts = pays or batch.floor_tokens > 0
-        probe = not drafts and self._probe.due()
+        probe = not drafts and self._probe.due(batch.drafting)
         if pays:
             self._probe.reset()
         if budget is not None:

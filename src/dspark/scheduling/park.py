@@ -21,10 +21,11 @@ UNSEEN = -1
 class Parked:
     """Lets `inner` draft only while what it plans pays: by what past drafts really brought, and the cost of this batch.
 
-    Running means of past rounds (each moves them by `rate`) are all it knows, so that no draft of this round can bias
-    it. A plan is judged at its own width, one that leaves the width open at the usual one. While parked, `probes` says
-    when to draft nevertheless; what the inner scheduler tries as its own probe is let through. Floors were promised: a
-    parked round with floors drafts and verifies these alone, and what is planned beside them need only pay more.
+    Running means of past rounds (each moves them by `rate`, less where few draft) are all it knows, so that no draft of
+    this round can bias it. A plan is judged at its own width, one that leaves the width open at the usual one. While
+    parked, `probes` says when to draft nevertheless; what the inner scheduler tries as its own probe is let through.
+    Floors were promised: a parked round with floors drafts and verifies these alone, and what is planned beside them
+    need only pay more.
     """
 
     def __init__(
@@ -34,8 +35,9 @@ class Parked:
             raise ConfigError(f"rate is {rate}; expected a share above 0 and up to 1")
         self._inner = inner
         self._rounds = KnownRounds(cost)
-        self._yield = DraftYield(rate)
-        self._probe = Probe(probes or ProbeSchedule())
+        probes = probes or ProbeSchedule()
+        self._yield = DraftYield(rate, probes)
+        self._probe = Probe(probes)
 
     def plan(self, batch: Batch) -> Plan:
         """The inner plan; or the floors alone, without any no drafts."""
@@ -48,7 +50,7 @@ class Parked:
             self._probe.reset()
         if planned > (self._rate(batch, batch.floor_tokens, seconds) if batch.floor_tokens else plain):
             return plan
-        if self._probe.due():
+        if self._probe.due(batch.drafting):
             return replace(plan, probe=True)
         if batch.floor_tokens:
             return replace(plan, full=False, budget=batch.floor_tokens)
