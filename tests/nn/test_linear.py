@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark.errors import CompatibilityError, ConfigError
+from dspark.errors import CompatibilityError, ConfigError, DependencyError
+from dspark.nn import kernel_choice
 from dspark.nn.compiled.linear import CompiledKernel, Packing
-from dspark.nn.kernel_choice import choose_kernel, sequence_kernel
+from dspark.nn.kernel_choice import check_int8, choose_kernel, sequence_kernel
 from dspark.nn.linear import HalfKernel, OneDnnKernel, PlainKernel
 from dspark.nn.processor import processor_flags
 from tests.nn.rounding import rounded
@@ -126,6 +127,19 @@ def test_a_kernel_that_cannot_run_is_refused(monkeypatch):
     monkeypatch.setattr(HalfKernel, "available", staticmethod(lambda: False))
     with pytest.raises(ConfigError, match="'fp16' cannot run"):
         choose_kernel("fp16", torch.bfloat16)
+
+
+def test_what_int8_lacks_is_said(monkeypatch):
+    monkeypatch.setattr(CompiledKernel, "available", staticmethod(lambda packing: False))
+    with pytest.raises(ConfigError, match=r"need a matrix unit \(AMX\).*; use dtype bf16"):
+        check_int8()
+    monkeypatch.setattr(kernel_choice, "decoder_library", refuse)
+    with pytest.raises(ConfigError, match="need compiled kernels, and there is no compiler; use dtype bf16"):
+        check_int8()
+
+
+def refuse():
+    raise DependencyError("there is no compiler")
 
 
 def test_processor_flags_are_words():

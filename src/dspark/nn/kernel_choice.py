@@ -64,6 +64,18 @@ def choose_kernel(
     return KernelChoice(kernel, "asked for by name")
 
 
+def check_int8() -> None:
+    """Raises ConfigError where no kernel multiplies int8, and why."""
+    try:
+        decoder_library()
+    except DependencyError as error:
+        raise ConfigError(f"int8 weights need compiled kernels, and {error}; use dtype bf16") from error
+    if not CompiledKernel.available(Packing.BYTES):
+        raise ConfigError(
+            "int8 weights need a matrix unit (AMX), which this processor or system has not; use dtype bf16"
+        )
+
+
 def resolve_precision(
     precision: Literal["fp32", "bf16", "auto"], flags: frozenset[str] | None = None
 ) -> Literal["fp32", "bf16"]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dspark.errors import ConfigError, DependencyError, FormatError
 from dspark.nn.device import CPU, parse_device
-from dspark.nn.kernel_choice import INT8, KernelName
+from dspark.nn.kernel_choice import INT8, KernelName, check_int8
 from dspark.targets import embedded
 from dspark.targets.checkpoint import build_target, read_config, read_directory, read_gguf
 from dspark.targets.config import DecoderConfig, refusal
@@ -53,6 +53,7 @@ def load_target(
         ConfigError: a model, dtype, kernel or device that cannot run.
     """
     if dtype == "int8":
+        check_int8()
         dtype, kernel = "bf16", INT8
     precision, place = parse_dtype(dtype), parse_device(device)
     if name_or_path == embedded.NAME:
