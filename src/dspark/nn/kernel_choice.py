@@ -72,7 +72,7 @@ def check_int8() -> None:
         raise ConfigError(f"int8 weights need compiled kernels, and {error}; use dtype bf16") from error
     if not CompiledKernel.available(Packing.BYTES):
         raise ConfigError(
-            "int8 weights need a matrix unit (AMX), which this processor or system has not; use dtype bf16"
+            "int8 weights need a matrix unit (AMX), and there is none here; use dtype bf16"
         )
 
 
