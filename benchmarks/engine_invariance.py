@@ -65,7 +65,11 @@ def main() -> None:
         rows += long_contexts(models, prompts, args)
     print(json.dumps(rows, indent=1) if args.json is None else table(rows))
     if args.json is not None:
-        machine = {"processor": processor(), "threads": torch.get_num_threads(), "python": platform.python_version()}
+        machine = {
+            "processor": processor().model,
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+        }
         args.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 

@@ -59,6 +59,7 @@ def main() -> None:
     args = arguments()
     random = Random(args.seed)
     llm = LLM(options=EngineOptions(args.requests, pages=args.pages))
+    llm.core.memory.claim()  # so that whatever grows from here on was not planned
     prompts = pool(llm, args)
     loop = ReferenceLoop(llm.core.target)
     params = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)
@@ -155,7 +156,11 @@ def summary(soak: Soak, llm: LLM, args: argparse.Namespace) -> dict[str, object]
         "mib_per_minute_standard_error": line.stderr,
         "rate": args.rate,
         "seed": args.seed,
-        "machine": {"processor": processor(), "threads": torch.get_num_threads(), "python": platform.python_version()},
+        "machine": {
+            "processor": processor().model,
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+        },
     }
 
 

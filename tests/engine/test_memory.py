@@ -1,5 +1,8 @@
 """What the engine's memory is planned from: pools of a size that no machine has, or a small one."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from dspark.core.hashed_law import HashedLaw
@@ -81,3 +84,16 @@ def test_a_request_that_gets_no_cache_holds_no_pages() -> None:
     assert [(end.request_id, end.finish_reason) for end in ends] == [(number, "length")]
     assert core.idle
     assert core.memory.manager.used == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not tell how much is resident")
+def test_claiming_takes_at_once_what_pages_would_take_as_they_are_written() -> None:
+    planned = engine_memory(pages=8_000)
+    size = 2 * 8_000 * 3 * PAGE_BYTES
+    before = resident_bytes()
+    planned.claim()
+    assert resident_bytes() - before > 0.9 * size
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -48,6 +48,13 @@ class EngineMemory:
         table.extend(spare)
         return Padding(options.tiers, PagedCache(self._pool, table))
 
+    def claim(self) -> None:
+        """Take all that was planned from the system now, before the first request; else pages take it as they are
+        written."""
+        for pool in (self._pool, *self._draft_pools.values()):
+            if isinstance(pool, PagePool):
+                pool.data.zero_()
+
     def check_fits(self, running: Running) -> None:
         """Raises CapacityError for a request that all pages together could not hold."""
         positions = len(running.request.prompt_ids) + running.request.limit + running.drafts

@@ -71,9 +71,7 @@ def check_int8() -> None:
     except DependencyError as error:
         raise ConfigError(f"int8 weights need compiled kernels, and {error}; use dtype bf16") from error
     if not CompiledKernel.available(Packing.BYTES):
-        raise ConfigError(
-            "int8 weights need a matrix unit (AMX), and there is none here; use dtype bf16"
-        )
+        raise ConfigError("int8 weights need a matrix unit (AMX), and there is none here; use dtype bf16")
 
 
 def resolve_precision(
