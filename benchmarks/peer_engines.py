@@ -128,6 +128,8 @@ class At:
         return Served(answer["seconds"], tuple(map(tuple, answer["answers"])))
 
     def __enter__(self) -> Self:
+        """Without prefixes of earlier levels, which no other engine has: they are opened anew."""
+        self.worker.ask({"forget": True})
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,7 +3,8 @@
 The first line says how to open the model: {"model", "users", "max_len"}. Then each job is
 {"prompts": [[token ids], ...], "max_tokens", "users", "natural"}, and is answered {"seconds", "answers"}: `users`
 requests run at a time, another is added when one ends, prompts are read within the time. Answers have exactly
-`max_tokens` tokens, unless `natural` lets them end where the model ends them. Started by benchmarks/serving_peers.py.
+`max_tokens` tokens, unless `natural` lets them end where the model ends them. {"forget": true} empties the prefix
+cache. Started by benchmarks/serving_peers.py.
 
 vLLM keeps its defaults: compiled, prefixes cached, prompts in chunks. Compiling takes minutes the first time; what
 came of it is kept in ~/.cache/vllm (VLLM_CACHE_ROOT), for exactly one model, "users" and "max_len". It runs in this
@@ -34,7 +35,8 @@ def main() -> None:
     llm = opened(opening)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(answer(llm.llm_engine, json.loads(line))), file=answers, flush=True)
+        job = json.loads(line)
+        print(json.dumps(forget(llm) if job.get("forget") else answer(llm.llm_engine, job)), file=answers, flush=True)
 
 
 def start_anew() -> None:
@@ -67,6 +69,11 @@ def opened(opening: Mapping[str, Any]) -> Any:
         max_model_len=opening["max_len"],
         max_num_seqs=opening["users"],
     )
+
+
+def forget(llm: Any) -> dict[str, Any]:
+    """Empty the prefix cache."""
+    return {"forgotten": llm.llm_engine.reset_prefix_cache()}
 
 
 def answer(engine: Any, job: Mapping[str, Any]) -> dict[str, Any]:

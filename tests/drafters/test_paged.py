@@ -200,3 +200,22 @@ def test_logits_that_are_not_finite_are_refused_in_one_go(kernel):
     blocks.hidden[1, 1, 0] = torch.nan
     with pytest.raises(SamplingError, match="hold NaN or an infinity"):
         blocks.likeliest(torch.tensor(ANCHORS), 3)
+
+
+@pytest.mark.parametrize("kernel", COMPILED[1:2], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("wrong", [torch.tensor([3, 17, 31]), torch.tensor([3, -1, 8]), torch.tensor([3, 17, 8]).int()])
+def test_tokens_that_the_head_does_not_know_are_refused_in_one_go(kernel, wrong):
+    module = made(replace(WIDE, markov_head_type=HeadKind.VANILLA), kernel)
+    blocks = module.begin_each(ANCHORS, paged_caches(module, [40] * 3), 3)
+    with pytest.raises(CompatibilityError, match="found ids"):
+        blocks.likeliest(wrong, 3)
+
+
+@pytest.mark.parametrize("kernel", COMPILED[1:2], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kept", [torch.arange(15).int(), torch.arange(20, 35)])
+def test_a_draft_vocabulary_that_would_be_misread_is_refused(kernel, kept):
+    config = replace(WIDE, markov_head_type=HeadKind.VANILLA, draft_vocab_size=15)
+    module = pack_drafter(drafter(config, kept % 31), kernel)
+    module.draft_token_ids = kept
+    with pytest.raises(CompatibilityError, match="found ids"):
+        module.chain()

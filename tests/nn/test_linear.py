@@ -57,6 +57,26 @@ def test_products_of_bfloat16_weights_are_exact_to_float32_rounding(kernel, with
 
 
 @pytest.mark.parametrize("kernel", packed_kernels(), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("empty", [[0], [5], [16], [0, 7, 16], list(range(17))])
+def test_outputs_without_weights_are_zero_and_the_others_as_ever(kernel, empty):
+    x, weight, _ = matrices(3)
+    weight[empty] = 0
+    left, right = factors(kernel, x, weight)
+    torch.testing.assert_close(kernel.pack(weight)(x).double(), left @ right.T, atol=3e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", packed_kernels(), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_a_weight_that_is_not_finite_spoils_its_output_alone(kernel, wrong):
+    x, weight, _ = matrices(3)
+    if kernel.name == "fp16":
+        pytest.skip("FBGEMM saturates what it stores")
+    weight[4, 9] = wrong
+    finite = kernel.pack(weight)(x).isfinite()
+    assert finite.all(0).tolist() == [output != 4 for output in range(17)]
+
+
+@pytest.mark.parametrize("kernel", packed_kernels(), ids=lambda kernel: kernel.name)
 def test_any_leading_axes_are_kept(kernel):
     x, weight, _ = matrices(12)
     linear = kernel.pack(weight)

@@ -25,6 +25,7 @@ class PlainHistory:
         self.mean: np.ndarray | None = None
         self.seen = 0
         self.last = 0
+        self.passed = 0.0
         self.both = self.squares = PRIOR
         self.asked: dict[int, tuple[list[int], np.ndarray, np.ndarray]] = {}
 
@@ -37,7 +38,7 @@ class PlainHistory:
             self.expect(len(survival))
             mean = survival.mean(axis=1)
             self.seen = 1 if self.mean is None else self.seen + 1
-            share = max(1 - (1 - MEAN_RATE * min(len(owners) / 5, 1)) ** (when - self.last), 1 / self.seen)
+            share = max(self.share(len(owners), when), 1 / self.seen)
             self.mean = mean if self.mean is None else self.mean + share * (mean - self.mean)
             self.last = when
             self.learn(when, owners, survival)
@@ -52,11 +53,20 @@ class PlainHistory:
         slope = min(max(self.both / self.squares, 0), 1)
         return self.mean[:, None] + slope * (survival - self.mean[:, None])
 
+    def share(self, requests: int, when: int) -> float:
+        self.passed = 1 if self.seen == 1 else self.passed + when - self.last
+        rate = MEAN_RATE * min(requests / 5, 1)
+        full, most = 1 - (1 - rate) ** self.passed, requests / 8
+        self.passed = 0 if full <= most else self.passed - np.log(1 - most) / np.log(1 - rate)
+        return min(full, most)
+
     def learn(self, number: int, owners: list[int], survival: np.ndarray) -> None:
         """Deviations that were known when the round was planned, against those that it showed."""
         keys, before, mean = self.asked.get(number, ([], survival, survival[:, 0]))
-        if keys == owners and before.shape == survival.shape:
-            x, y = before - mean[:, None], survival - mean[:, None]
+        both = [key for key in owners if key in keys]
+        if both and len(before) == len(survival):
+            x = before[:, [keys.index(key) for key in both]] - mean[:, None]
+            y = survival[:, [owners.index(key) for key in both]] - mean[:, None]
             self.both += RATE * (PRIOR - self.both) + (x * y).sum()
             self.squares += RATE * (PRIOR - self.squares) + (x * x).sum()
 
@@ -71,9 +81,10 @@ def test_equals_a_plain_dictionary(played: list[tuple[int, list[int]]], lag: int
     for number, (gamma, keys) in enumerate(played):
         found, expected = ours.recall(number, np.array(keys), gamma), plain.recall(number, keys, gamma)
         assert found == pytest.approx(expected)
-        survival = np.cumprod(random.random((gamma, len(keys))), axis=0)
-        ours.record(number, np.array(keys), survival)
-        plain.rounds.append((number, keys, survival))
+        owners = random.permutation(keys)[: random.integers(1, len(keys) + 1)].tolist()  # some, in another order
+        survival = np.cumprod(random.random((gamma, len(owners))), axis=0)
+        ours.record(number, np.array(owners), survival)
+        plain.rounds.append((number, owners, survival))
         if number % 2:
             ours.prepare()
 

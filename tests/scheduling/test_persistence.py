@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dspark.scheduling import Batch, CostTable, LaggedScheduler, Outcome, SchedulerConfig, build_scheduler
+from dspark.scheduling.history import SurvivalHistory
 from dspark.scheduling.persistence import Persistence
 
 GAMMA = 4
@@ -57,3 +58,27 @@ def test_one_user_is_not_left_without_drafts_by_a_run_of_bad_luck() -> None:
         lengths = scheduler.lengths(plan, c)
         scheduler.observe(Outcome(plan, lengths, lengths if lucky else 0 * lengths))
     assert np.mean(drafted[100:]) > 0.97
+
+
+def test_what_lies_behind_a_cap_is_no_bad_sign() -> None:
+    """Half of the requests may draft one token only; nothing in the data lasts, and nothing is taken to."""
+    random, scheduler = (
+        np.random.default_rng(4),
+        LaggedScheduler(CostTable((1, 99), (0,), ((1.0, 1.0),), (1, 8), (0.1, 0.1))),
+    )
+    caps = np.array([GAMMA, 1] * 4)
+    for _ in range(200):
+        plan = scheduler.plan(Batch(np.arange(8), GAMMA, caps=caps))
+        scheduler.lengths(plan, np.where(np.arange(GAMMA) < caps[:, None], random.uniform(0.3, 1.0, (8, GAMMA)), 0.0))
+    expected = scheduler._history.recall(200, np.arange(8), GAMMA)
+    assert expected[1] == pytest.approx(0.65**2, abs=0.1)
+
+
+def test_rounds_after_a_rest_move_the_mean_by_several_blocks_not_by_one() -> None:
+    history = SurvivalHistory(lag=1)
+    for number in range(50):
+        history.record(number, np.array([7]), np.full((1, 1), 0.8))
+        history.recall(number + 1, np.array([7]), 1)
+    history.record(400, np.array([7]), np.zeros((1, 1)))
+    mean = history.recall(401, np.array([8]), 1)[0, 0]
+    assert mean == pytest.approx(0.8 * 7 / 8)

@@ -45,6 +45,7 @@ class DSpark(DFlash):
         super().__init__(config, embedding)
         self.markov_head = build_head(config)
         self.confidence_head = ConfidenceHead(config) if config.enable_confidence_head else None
+        self._chain: CompiledChain | None = None
         self.share_head(head, draft_token_ids)
         self.info = DrafterInfo(
             name, config.block_size, config.target_layer_ids, config.vocab_size, draft_token_ids, acceptance
@@ -106,7 +107,9 @@ class DSpark(DFlash):
         packed = head.markov_w2
         if not isinstance(packed, PackedProduct) or not isinstance(packed.product, CompiledLinear):
             return None
-        return CompiledChain(head.markov_w1.weight, packed.product, self.draft_token_ids)
+        if self._chain is None:
+            self._chain = CompiledChain(head.markov_w1.weight, packed.product, self.draft_token_ids)
+        return self._chain
 
     def begin(self, anchor: int, cache: Cache, gamma: int | None = None) -> "DSparkBlock":
         """Run the backbone on [anchor, mask x (gamma - 1)]; the anchor stands at position `cache.length`.

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, replace
+from math import log1p
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from dspark.scheduling.probe import weight
 MEAN_RATE = 0.05
 """How far each round that passes moves the mean that newcomers are taken for, where it is of a crowd; the first ones
 move it by more."""
+
+TELLING = 8
+"""Blocks that tell something together: what rounds of rest have saved up is spent on so many of them, not on one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +44,7 @@ class SurvivalHistory:
 
     Newcomers are taken for the mean of all earlier rounds, for confident while there is none (decision 0009). Others
     are expected to come back to it as fast as requests here have (decision 0021). Another gamma, of a round that is
-    learned from or asked for, forgets everything before it.
+    learned from or asked for, forgets everything before it but how fast that was.
 
     Raises:
         ConfigError: `lag` is below 1: this round's confidences depend on this round's drafts.
@@ -54,6 +58,7 @@ class SurvivalHistory:
         self._old: list[_Seen] = []
         self._mean: Floats = np.ones(0)
         self._rounds = 0
+        self._passed = 0.0
         self._persistence = Persistence()
         self._asked: deque[_Seen] = deque()
 
@@ -98,23 +103,34 @@ class SurvivalHistory:
         if not self._asked or self._asked[0].number > number:
             return None
         asked = self._asked.popleft()
-        if survival.shape != asked.survival.shape or not np.array_equal(asked.keys, keys):
+        if len(survival) != len(asked.survival):
             return None
         mean = asked.average()[:, None]
-        return asked.survival - mean, survival - mean
+        _, now, then = np.intersect1d(keys, asked.keys, assume_unique=True, return_indices=True)
+        return asked.survival[:, then] - mean, survival[:, now] - mean
 
     def _learn(self, seen: _Seen) -> None:
         mean = seen.average()
         self._expect(len(mean))
         if not self._old:
-            self._mean, self._rounds = mean, 0
+            self._mean, self._rounds, self._passed = mean, 0, 0.0
         self._rounds += 1
-        passed = seen.number - self._old[-1].number if self._old else 1
-        share = max(1 - (1 - weight(MEAN_RATE, len(seen.keys))) ** passed, 1 / self._rounds)
-        self._mean = self._mean + share * (mean - self._mean)
+        share = self._share(len(seen.keys), seen.number - self._old[-1].number if self._old else 1)
+        self._mean = self._mean + max(share, 1 / self._rounds) * (mean - self._mean)
         if seen.surprise is not None:
             self._persistence.learn(*seen.surprise)
         self._old.append(seen)
+
+    def _share(self, requests: int, passed: int) -> float:
+        """How far a round of `requests` moves the mean, `passed` rounds after the last one that was learned from."""
+        self._passed += passed
+        rate = weight(MEAN_RATE, requests)
+        most, share = max(requests / TELLING, rate), 1 - (1 - rate) ** self._passed
+        if share <= most:
+            self._passed = 0.0
+            return share
+        self._passed -= log1p(-most) / log1p(-rate)
+        return most
 
     def _expect(self, gamma: int) -> None:
         if self._old and len(self._old[-1].survival) != gamma:

@@ -2,6 +2,9 @@
 
 from itertools import count
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dspark.errors import ConfigError
 from dspark.scheduling.admission import admit
 from dspark.scheduling.arrays import Floats, Ints
@@ -63,8 +66,8 @@ class LaggedScheduler:
         if not plan.drafts:
             return settled_lengths(plan)
         survival = survivals(confidences, batch)
-        drafting = slice(None) if batch.caps is None else batch.caps > 0
-        self._history.record(plan.number, batch.keys[drafting], survival[:, drafting])
+        telling = _telling(batch)
+        self._history.record(plan.number, batch.keys[telling], survival[:, telling])
         return settled_lengths(plan) if plan.full else admit(batch, batch.value(survival), plan.budget)
 
     def observe(self, outcome: Outcome) -> None:
@@ -79,3 +82,11 @@ class LaggedScheduler:
         budget = ahead.budget(self._least_gain)
         self._look = LEAST_LOOK + int(LOOK_AHEAD * (batch.room if budget is None else budget))
         return ahead, budget
+
+
+def _telling(batch: Batch) -> NDArray[np.bool_] | slice:
+    """Requests whose survivals are worth remembering: behind a cap there are none, and that is no bad sign."""
+    if batch.caps is None:
+        return slice(None)
+    whole: NDArray[np.bool_] = batch.caps == batch.gamma
+    return whole if whole.any() else batch.caps > 0

@@ -131,11 +131,17 @@ void pack_bytes(const bf16* w, int64_t out, int64_t in, int64_t g, char* to) {
   float scales[kGroup] = {};
   for (int64_t j = 0; j < kGroup && g * kGroup + j < out; ++j) {
     const bf16* const from = w + (g * kGroup + j) * in;
-    for (int64_t i = 0; i < in; ++i) scales[j] = std::fmax(scales[j], std::fabs(widen(from[i])) / 127.0f);
+    float poison = 0.0f;  // NaN where a weight is not finite, and so are then all products
+    for (int64_t i = 0; i < in; ++i) {
+      scales[j] = std::fmax(scales[j], std::fabs(widen(from[i])) / 127.0f);
+      poison += widen(from[i]) * 0.0f;
+    }
+    scales[j] += poison;
   }
   std::memcpy(to, scales, sizeof scales);
   std::memset(to + sizeof scales, 0, byte_group(in) - sizeof scales);
-  for (int64_t j = 0; j < kGroup && scales[j] > 0; ++j) {
+  for (int64_t j = 0; j < kGroup; ++j) {
+    if (!(scales[j] > 0)) continue;  // an output without weights, or behind the last one
     const bf16* const from = w + (g * kGroup + j) * in;
     int8_t* const tiles = (int8_t*)to + sizeof scales;
     for (int64_t i = 0; i < in; ++i)

@@ -19,8 +19,12 @@ class CompiledChain:
 
     def __init__(self, w1: Tensor, w2: CompiledLinear, ids: Tensor | None) -> None:
         check_rows(w1, w2.inputs)
-        if not w1.is_contiguous() or w2.bias is not None or not (ids is None or ids.is_contiguous()):
-            raise CompatibilityError("a compiled chain takes W1 and ids whole in memory, and W2 without a bias")
+        if w1.dim() != 2 or not w1.is_contiguous() or w2.bias is not None:
+            raise CompatibilityError("a compiled chain takes W1 [V, R], whole in memory, and W2 without a bias")
+        if ids is not None:
+            _check_ids(ids, len(w1))
+            if len(ids) != w2.outputs or not ids.is_contiguous():
+                raise CompatibilityError(f"found {list(ids.shape)} ids, expected [{w2.outputs}] whole in memory")
         self._library = decoder_library()
         self._kept = (w1, w2, ids)
         self._rank, self._width = w2.inputs, w2.outputs
@@ -38,7 +42,8 @@ class CompiledChain:
             SamplingError: logits are not finite.
         """
         check_rows(base, self._width)
-        base, last = base.contiguous(), previous.long().clone()
+        _check_ids(previous, len(self._kept[0]))
+        base, last = base.contiguous(), previous.clone()
         rows, slots, _ = base.shape
         tokens, peaks, entropies = last.new_empty(rows, slots), base.new_empty(rows, slots), base.new_empty(rows, slots)
         scratch = base.new_empty(rows * (self._width + self._rank))
@@ -49,3 +54,11 @@ class CompiledChain:
         if (last < 0).any():
             raise SamplingError("the drafter's logits hold NaN or an infinity; check its weights")
         return tokens, peaks.clamp_(-LIMIT, LIMIT), entropies
+
+
+def _check_ids(ids: Tensor, vocabulary: int) -> None:
+    """Raises CompatibilityError unless `ids` [N] are int64 tokens of the `vocabulary`."""
+    if ids.dtype is not torch.int64 or ids.dim() != 1:
+        raise CompatibilityError(f"found ids {ids.dtype} {list(ids.shape)}, expected torch.int64 [N]")
+    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocabulary):
+        raise CompatibilityError(f"found ids from {int(ids.min())} to {int(ids.max())}, expected 0 to {vocabulary - 1}")
