@@ -125,7 +125,7 @@ class SurvivalHistory:
         """How far a round of `requests` moves the mean, `passed` rounds after the last one that was learned from."""
         self._passed += passed
         rate = weight(MEAN_RATE, requests)
-        most, share = max(requests / TELLING, rate), 1 - (1 - rate) ** self._passed
+        most, share = max(requests / TELLING, rate), 1 - float((1 - rate) ** self._passed)
         if share <= most:
             self._passed = 0.0
             return share
