@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 from dspark.errors import ConfigError
 from dspark.scheduling.arrays import Floats, Ints
 from dspark.scheduling.persistence import Persistence
-from dspark.scheduling.probe import weight
+from dspark.scheduling.probe import TELLING, weight
 
 MEAN_RATE = 0.05
 """How far each round that passes moves the mean that newcomers are taken for, where it is of a crowd; the first ones
 move it by more."""
-
-TELLING = 8
-"""Blocks that tell something together: what rounds of rest have saved up is spent on so many of them, not on one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +119,10 @@ class SurvivalHistory:
         self._old.append(seen)
 
     def _share(self, requests: int, passed: int) -> float:
-        """How far a round of `requests` moves the mean, `passed` rounds after the last one that was learned from."""
+        """How far a round of `requests` moves the mean, `passed` rounds after the last one that was learned from.
+
+        What rounds of rest have saved up is spent on `TELLING` blocks, not on one.
+        """
         self._passed += passed
         rate = weight(MEAN_RATE, requests)
         most, share = max(requests / TELLING, rate), 1 - float((1 - rate) ** self._passed)

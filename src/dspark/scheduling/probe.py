@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from dspark.errors import ConfigError
 
+TELLING = 8
+"""Blocks that tell something together; what one brings says nothing."""
+
 CROWD = 5
 """From so many requests on, a round counts whole: its blocks make up for each other's luck."""
 
@@ -17,8 +20,8 @@ def weight(rate: float, requests: int) -> float:
 class ProbeSchedule:
     """Try after `first` rounds without drafting, then after twice as many each time, up to `longest`.
 
-    A probe goes on until `blocks` were drafted, because what one block brings says nothing: for one round of 8 requests
-    or more. So one that never pays costs at most so many rounds of each `longest` in the long run.
+    A probe goes on until `blocks` were drafted, which is one round of 8 requests or more. So one that never pays costs
+    at most so many rounds of each `longest` in the long run.
 
     Raises:
         ConfigError: `first` is below 1 or above `longest`, or `blocks` below 1.
@@ -26,7 +29,7 @@ class ProbeSchedule:
 
     first: int = 16
     longest: int = 256
-    blocks: int = 8
+    blocks: int = TELLING
 
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.longest:
