@@ -5,7 +5,8 @@
 Every start is a fresh process with a cache directory of its own making: `bare` starts with an empty one (weights are
 converted, kernels compiled, costs measured; once), `first` with weights and kernels, but no cost profile (the first
 start of these models on a machine that has everything else), `warm` with all of it. First and warm starts take turns.
-A profile too noisy to be kept is measured again by the next start, which is then no warm one: `profile_kept` says so.
+A profile too noisy to be kept is measured again by the next start, which is then no warm one: `profiles_found` counts
+the starts that had one.
 
 Told are medians over the repeats of every phase's seconds, less those of phases inside it, and the range of the whole.
 CPU seconds of all threads stand beside them, which other work on the machine disturbs less. `--json` writes
@@ -117,14 +118,13 @@ def _first_text(llm: Any) -> str:
 
 
 def launch(cache: Path) -> dict[str, Any]:
-    """A start in a fresh process whose cache is `cache`."""
+    """A start in a fresh process whose cache is `cache`; `profile_found`: it had a cost profile before it started."""
+    found = any(cache.glob("profiles/*"))
     command = [sys.executable, "-m", "benchmarks.start_time", "--inside", repr(time.monotonic())]
     done = subprocess.run(
         command, env=os.environ | {"DSPARK_CACHE": str(cache)}, stdout=subprocess.PIPE, text=True, check=True
     )
-    profiles = cache / "profiles"
-    kept = profiles.is_dir() and any(profiles.iterdir())
-    return {**json.loads(done.stdout), "profile_kept": kept}
+    return {**json.loads(done.stdout), "profile_found": found}
 
 
 def run_all(repeats: int) -> dict[str, list[dict[str, Any]]]:
@@ -151,7 +151,7 @@ def row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "cpu_seconds": statistics.median(sum(run["cpu_seconds"].values()) for run in runs),
         "phases": _medians([run["seconds"] for run in runs]),
         "cpu_phases": _medians([run["cpu_seconds"] for run in runs]),
-        "profiles_kept": sum(run["profile_kept"] for run in runs),
+        "profiles_found": sum(run["profile_found"] for run in runs),
     }
 
 

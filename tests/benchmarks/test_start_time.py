@@ -34,12 +34,12 @@ def test_every_inner_phase_is_called_where_it_is_looked_for():
 
 def test_a_row_holds_medians_and_phases_that_did_not_run_took_nothing():
     runs = [
-        {"ready_seconds": ready, "seconds": {"torch": 1.0}, "cpu_seconds": {"torch": 0.5}, "profile_kept": kept}
+        {"ready_seconds": ready, "seconds": {"torch": 1.0}, "cpu_seconds": {"torch": 0.5}, "profile_found": kept}
         for ready, kept in ((2.0, True), (9.0, False), (3.0, True))
     ]
     found = row("warm", runs)
     assert (found["ready_seconds"], found["range"], found["cpu_seconds"]) == (3.0, [2.0, 9.0], 0.5)
-    assert (found["phases"]["torch"], found["phases"]["profile"], found["profiles_kept"]) == (1.0, 0.0, 2)
+    assert (found["phases"]["torch"], found["phases"]["profile"], found["profiles_found"]) == (1.0, 0.0, 2)
     header, rule, line = table([found]).splitlines()
     assert header.count("|") == rule.count("|") == line.count("|") == len(PHASES) + 4
     assert line.startswith("| warm | 3.00 (2.00 to 9.00) | 0.50 |")
