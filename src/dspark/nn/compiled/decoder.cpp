@@ -42,8 +42,6 @@ void add(float* x, const float* y, int64_t rows, int64_t width, Span own) {
     for (int64_t i = own.first; i < own.last; ++i) x[t * width + i] += y[t * width + i];
 }
 
-Vector silu_times(Vector gate, Vector up) { return gate / (1.0f + exponential(-gate)) * up; }
-
 // silu(gate) * up, kept in gate. The tail is padded to a whole vector, so that a value never depends on its place.
 void gate(float* gate, const float* up, int64_t count) {
   int64_t i = 0;
@@ -228,7 +226,9 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
   Line* const taken = (Line*)(added + parts.added);      // what the next product multiplies
   float* const own = added + parts.added + parts.taken;  // per thread: normed [d], scores, queries
   const Operand normal(shape->packing, rows, d, taken), mixed(shape->packing, rows, heads * h, taken);
-  const Operand gated(shape->packing, rows, f, taken);
+  const auto biased = [](const Layer& layer) { return layer.gate_up_bias != nullptr; };
+  const bool fused = shape->packing == kTiles && f % kDepth == 0 && std::none_of(layers, layers + count, biased);
+  const Operand gated(shape->packing, rows, f, fused ? (Line*)inner : taken);
   const float scale = 1.0f / std::sqrt(float(h));
 
 #pragma omp parallel num_threads(threads)
@@ -280,12 +280,16 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
 #pragma omp barrier
       take_normal(layer.mlp_norm);
 #pragma omp barrier
-      normal.multiply(layer.gate_up, inner, 2 * f, gate_up_share);
-      add_bias(inner, layer.gate_up_bias, rows, 2 * f, gate_up_share);
+      if (fused) {
+        normal.multiply_gated(layer.gate_up, gated, share(f / kGroup));
+      } else {
+        normal.multiply(layer.gate_up, inner, 2 * f, gate_up_share);
+        add_bias(inner, layer.gate_up_bias, rows, 2 * f, gate_up_share);
 #pragma omp barrier
-      for (int64_t t = row_share.first; t < row_share.last; ++t) {
-        gate(inner + t * 2 * f, inner + t * 2 * f + f, f);
-        gated.take(t, inner + t * 2 * f);
+        for (int64_t t = row_share.first; t < row_share.last; ++t) {
+          gate(inner + t * 2 * f, inner + t * 2 * f + f, f);
+          gated.take(t, inner + t * 2 * f);
+        }
       }
 #pragma omp barrier
       gated.multiply(layer.down, added, d, width_share);

@@ -44,6 +44,11 @@ struct Operand {
       product(floats(), rows, in, (const bf16*)w, in, in, y, y_stride, own);
   }
 
+  // silu(gate) * up for the groups that `own` names, of weights that hold all gates before all ups: rows of `to`. Tiles.
+  void multiply_gated(const void* w, const Operand& to, Span own) const {
+    gated_product(tiles, memory, (const bf16*)w, to.in / kGroup, to.tiles, to.memory, own);
+  }
+
  private:
   float* floats() const { return (float*)memory; }
   float* scales() const { return (float*)(memory + 2 * tiles.lines()); }

@@ -119,25 +119,30 @@ void round_row(const float* x, int64_t in, const RowTiles& tiles, int64_t t, Lin
   }
 }
 
+// One tile of rows with two groups of outputs, or one where `second` is null, over a part of the depth; meanwhile comes
+// what lies `ahead` of them.
+void two_groups(const RowTiles& x, const Line* rows, const bf16* first, const bf16* second, int64_t ahead, int64_t t,
+                Span depth, const Sums& sums) {
+  sums.take(depth.first == 0);
+  for (int64_t k = depth.first; k < depth.last; ++k) {
+    fetch_share((const char*)(first + ahead + k * kTile), t, x.tiles);
+    _tile_loadd(2, rows + (t * x.depth + k) * x.height, kLine);
+    _tile_loadd(5, first + k * kTile, kLine);
+    _tile_dpbf16ps(0, 2, 5);
+    if (!second) continue;
+    fetch_share((const char*)(second + ahead + k * kTile), t, x.tiles);
+    _tile_loadd(5, second + k * kTile, kLine);
+    _tile_dpbf16ps(1, 2, 5);
+  }
+  sums.keep();
+}
+
 void tiled_product(const RowTiles& x, const Line* rows, const bf16* w, float* y, int64_t y_stride, Span own) {
   if (own.first >= own.last) return;
   const int64_t last = up(own.last, kGroup), group = x.depth * kTile;
   const auto block = [&](int64_t g, int64_t t, Span depth, const Sums& sums) {
-    const bf16* const weights = w + g * group;
-    sums.take(depth.first == 0);
-    for (int64_t k = depth.first; k < depth.last; ++k) {
-      const bf16* const here = weights + k * kTile;
-      fetch_share((const char*)(here + 2 * group), t, x.tiles);
-      fetch_share((const char*)(here + 3 * group), t, x.tiles);
-      _tile_loadd(2, rows + (t * x.depth + k) * x.height, kLine);
-      _tile_loadd(5, here, kLine);
-      _tile_dpbf16ps(0, 2, 5);
-      if (g + 1 < last) {
-        _tile_loadd(5, here + group, kLine);
-        _tile_dpbf16ps(1, 2, 5);
-      }
-    }
-    sums.keep();
+    const bf16* const first = w + g * group;
+    two_groups(x, rows, first, g + 1 < last ? first + group : nullptr, 2 * group, t, depth, sums);
   };
   const auto finish = [&](int64_t g, int64_t t, const Sums& sums) {
     for (int64_t j = 0; j < 2 && g + j < last; ++j) {
@@ -151,6 +156,24 @@ void tiled_product(const RowTiles& x, const Line* rows, const bf16* w, float* y,
   each_block(x, {own.first / kGroup, last}, 2, block, finish);
 }
 
+// silu(x g^T) * (x u^T) for the groups of outputs that `own` names, w being g above u, `groups` each; rounded to y, rows
+// for the next product. These never are floats in memory: rows of many tokens would go there and back.
+void gated_product(const RowTiles& x, const Line* rows, const bf16* w, int64_t groups, const RowTiles& out, Line* y,
+                   Span own) {
+  const int64_t group = x.depth * kTile;
+  const auto block = [&](int64_t g, int64_t t, Span depth, const Sums& sums) {
+    two_groups(x, rows, w + g * group, w + (groups + g) * group, group, t, depth, sums);
+  };
+  const auto finish = [&](int64_t g, int64_t t, const Sums& sums) {
+    for (int64_t i = 0, r = t * x.height; i < x.height && r < x.rows; ++i, ++r) {
+      const Vector gated = silu_times(load((float*)sums.first + i * kGroup), load((float*)sums.second + i * kGroup));
+      const __m256bh half = _mm512_cvtneps_pbh((__m512)gated);
+      std::memcpy(y[out.line(r, g / 2)].bytes + g % 2 * kLine / 2, &half, sizeof half);
+    }
+  };
+  if (own.first < own.last) each_block(x, own, 1, block, finish);
+}
+
 // Ask the system for the matrix unit, once for the process.
 bool permitted() {
   constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -161,6 +184,7 @@ bool permitted() {
 
 void round_row(const float*, int64_t, const RowTiles&, int64_t, Line*) {}
 void tiled_product(const RowTiles&, const Line*, const bf16*, float*, int64_t, Span) {}
+void gated_product(const RowTiles&, const Line*, const bf16*, int64_t, const RowTiles&, Line*, Span) {}
 bool permitted() { return false; }
 
 #endif
