@@ -159,11 +159,12 @@ void mix_all(const Sight& sight, const float* weights, int64_t stride, int64_t r
 
 #ifdef DSPARK_TILES
 
-// For attention: queries in tile 4 and a page of keys in 5, weights of a page in 6 and its values in 7.
-void configure_attention(int height) {
+// For attention to `height` queries: first their tiles and those of keys, 2 and 5 as for other products, then the weights
+// of a page in 2 and its values in 5.
+void configure_weights(int height) {
   TileConfig config(height);
-  config.shape(6, height, kPage * sizeof(bf16));
-  config.shape(7, kPage / 2, 64);
+  config.shape(2, height, kPage * sizeof(bf16));
+  config.shape(5, kPage / 2, 64);
   _tile_loadconfig(&config);
 }
 
@@ -175,78 +176,50 @@ void tile_score(const Sight& sight, const bf16* queries, int64_t page, float* sc
   for (int p = 0; p < P; ++p) keys[p] = (const bf16*)sight.keys(page + p);
   _tile_zero(0);
   if constexpr (P > 1) _tile_zero(1);
-  if constexpr (P > 2) _tile_zero(2);
-  if constexpr (P > 3) _tile_zero(3);
   for (int64_t i = 0; i < padded; i += kDepth) {
-    _tile_loadd(4, queries + i, padded * sizeof(bf16));
+    _tile_loadd(2, queries + i, padded * sizeof(bf16));
     _tile_loadd(5, keys[0] + i * kPage, 64);
-    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(0, 2, 5);
     if constexpr (P > 1) {
       _tile_loadd(5, keys[1] + i * kPage, 64);
-      _tile_dpbf16ps(1, 4, 5);
-    }
-    if constexpr (P > 2) {
-      _tile_loadd(5, keys[2] + i * kPage, 64);
-      _tile_dpbf16ps(2, 4, 5);
-    }
-    if constexpr (P > 3) {
-      _tile_loadd(5, keys[3] + i * kPage, 64);
-      _tile_dpbf16ps(3, 4, 5);
+      _tile_dpbf16ps(1, 2, 5);
     }
   }
   float* const to = scores + page * kPage;
   const int64_t bytes = stride * sizeof(float);
   _tile_stored(0, to, bytes);
   if constexpr (P > 1) _tile_stored(1, to + kPage, bytes);
-  if constexpr (P > 2) _tile_stored(2, to + 2 * kPage, bytes);
-  if constexpr (P > 3) _tile_stored(3, to + 3 * kPage, bytes);
 }
 
-// Columns i ... i + 16 C of the values under the weights, bfloat16 [., stride].
-template <int C>
+// Columns i ... i + 32 of the values under the weights, bfloat16 [., stride].
 void tile_mix(const Sight& sight, const bf16* weights, int64_t stride, int64_t i, float* y) {
   const int64_t padded = sight.pages.padded, bytes = 2 * padded * sizeof(bf16);
   _tile_zero(0);
   _tile_zero(1);
-  if constexpr (C > 2) _tile_zero(2);
-  if constexpr (C > 2) _tile_zero(3);
   for (int64_t page = 0; page < sight.last - sight.first; ++page) {
     const bf16* const values = (const bf16*)sight.values(page) + 2 * i;
-    _tile_loadd(6, weights + page * kPage, stride * sizeof(bf16));
-    _tile_loadd(7, values, bytes);
-    _tile_dpbf16ps(0, 6, 7);
-    _tile_loadd(7, values + 2 * kGroup, bytes);
-    _tile_dpbf16ps(1, 6, 7);
-    if constexpr (C > 2) {
-      _tile_loadd(7, values + 4 * kGroup, bytes);
-      _tile_dpbf16ps(2, 6, 7);
-      _tile_loadd(7, values + 6 * kGroup, bytes);
-      _tile_dpbf16ps(3, 6, 7);
-    }
+    _tile_loadd(2, weights + page * kPage, stride * sizeof(bf16));
+    _tile_loadd(5, values, bytes);
+    _tile_dpbf16ps(0, 2, 5);
+    _tile_loadd(5, values + 2 * kGroup, bytes);
+    _tile_dpbf16ps(1, 2, 5);
   }
   _tile_stored(0, y + i, padded * sizeof(float));
   _tile_stored(1, y + i + kGroup, padded * sizeof(float));
-  if constexpr (C > 2) {
-    _tile_stored(2, y + i + 2 * kGroup, padded * sizeof(float));
-    _tile_stored(3, y + i + 3 * kGroup, padded * sizeof(float));
-  }
 }
 
-void tile_score_all(const Sight& sight, const bf16* queries, float* scores, int64_t stride) {
+void tile_score_all(const Sight& sight, const bf16* queries, int64_t rows, float* scores, int64_t stride) {
   const int64_t pages = sight.last - sight.first;
+  configure(int(rows));
   int64_t page = 0;
-  for (; page + 4 <= pages; page += 4) tile_score<4>(sight, queries, page, scores, stride);
-  switch (pages - page) {
-    case 1: tile_score<1>(sight, queries, page, scores, stride); break;
-    case 2: tile_score<2>(sight, queries, page, scores, stride); break;
-    case 3: tile_score<3>(sight, queries, page, scores, stride); break;
-  }
+  for (; page + 2 <= pages; page += 2) tile_score<2>(sight, queries, page, scores, stride);
+  if (page < pages) tile_score<1>(sight, queries, page, scores, stride);
 }
 
-void tile_mix_all(const Sight& sight, const bf16* weights, int64_t stride, float* y) {
-  int64_t i = 0;
-  for (; i + 4 * kGroup <= sight.pages.padded; i += 4 * kGroup) tile_mix<4>(sight, weights, stride, i, y);
-  if (i < sight.pages.padded) tile_mix<2>(sight, weights, stride, i, y);
+void tile_mix_all(const Sight& sight, const bf16* weights, int64_t stride, int64_t rows, float* y) {
+  configure_weights(int(rows));
+  for (int64_t i = 0; i < sight.pages.padded; i += 2 * kGroup) tile_mix(sight, weights, stride, i, y);
+  _tile_release();
 }
 
 // `count` floats to bfloat16, where they lie.
@@ -259,11 +232,9 @@ void narrow_row(float* row, int64_t count) {
 
 #else
 
-void configure_attention(int) {}
-void tile_score_all(const Sight&, const bf16*, float*, int64_t) {}
-void tile_mix_all(const Sight&, const bf16*, int64_t, float*) {}
+void tile_score_all(const Sight&, const bf16*, int64_t, float*, int64_t) {}
+void tile_mix_all(const Sight&, const bf16*, int64_t, int64_t, float*) {}
 void narrow_row(float*, int64_t) {}
-void _tile_release() {}
 
 #endif
 
@@ -317,12 +288,10 @@ struct Attention {
       const int64_t t = (from + r) / group, g = (from + r) % group;
       put_query(projected + (t * all_heads + sight.head * group + g) * h, r);
     }
-    if (pages.tiles) {
-      configure_attention(int(rows));
-      tile_score_all(sight, (const bf16*)queries, scores, stride);
-    } else {
+    if (pages.tiles)
+      tile_score_all(sight, (const bf16*)queries, rows, scores, stride);
+    else
       score_all(sight, queries, width, rows, scores, stride);
-    }
     float scale[kQueries];
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t t = (from + r) / group;
@@ -330,12 +299,10 @@ struct Attention {
       scale[r] = 1.0f / soften(row, first_seen(t) - base, place[t].visible - base, sight.count());
       if (pages.tiles) narrow_row(row, sight.count());
     }
-    if (pages.tiles) {
-      tile_mix_all(sight, (const bf16*)scores, 2 * stride, queries);
-      _tile_release();
-    } else {
+    if (pages.tiles)
+      tile_mix_all(sight, (const bf16*)scores, 2 * stride, rows, queries);
+    else
       mix_all(sight, scores, stride, rows, queries, width);
-    }
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t t = (from + r) / group, g = (from + r) % group;
       float* const to = attended + (t * shape.heads + sight.head * group + g) * h;

@@ -27,7 +27,7 @@ class CompiledChain:
                 raise CompatibilityError(f"found {list(ids.shape)} ids, expected [{w2.outputs}] whole in memory")
         self._library = decoder_library()
         self._kept = (w1, w2, ids)
-        self._rank, self._width = w2.inputs, w2.outputs
+        self._width = w2.outputs
         self._head = MarkovHeadStruct(
             w2.inputs, w2.outputs, w2.packing, w1.data_ptr(), w2.packed.data_ptr(),
             None if ids is None else ids.data_ptr(),
@@ -46,10 +46,10 @@ class CompiledChain:
         base, last = base.contiguous(), previous.clone()
         rows, slots, _ = base.shape
         tokens, peaks, entropies = last.new_empty(rows, slots), base.new_empty(rows, slots), base.new_empty(rows, slots)
-        scratch = base.new_empty(rows * (self._width + self._rank))
+        logits = base.new_empty(rows * self._width)
         self._library.dspark_chain(
             byref(self._head), base.data_ptr(), rows, slots, last.data_ptr(), tokens.data_ptr(),
-            peaks.data_ptr(), entropies.data_ptr(), scratch.data_ptr(), torch.get_num_threads(),
+            peaks.data_ptr(), entropies.data_ptr(), logits.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         if (last < 0).any():
             raise SamplingError("the drafter's logits hold NaN or an infinity; check its weights")

@@ -47,7 +47,7 @@ class CompiledContext:
             return
         features, threads = features.contiguous(), torch.get_num_threads()
         count, (width, outputs) = len(features), self._row_floats
-        scratch = torch.empty(count * (width + outputs + threads * width), dtype=torch.float32)
+        scratch = torch.empty(count * (width + outputs) + threads * width, dtype=torch.float32)
         cos, sin = self._rotary.reach(1 + int(rows["position"].max()))
         self._library.dspark_context(
             byref(self._shape), byref(self._struct), self._layers, features.data_ptr(), count,

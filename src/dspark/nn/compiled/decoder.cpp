@@ -42,18 +42,16 @@ void add(float* x, const float* y, int64_t rows, int64_t width, Span own) {
     for (int64_t i = own.first; i < own.last; ++i) x[t * width + i] += y[t * width + i];
 }
 
-Vector silu_times(Vector gate, Vector up) { return gate / (1.0f + exponential(-gate)) * up; }
-
 // silu(gate) * up, kept in gate. The tail is padded to a whole vector, so that a value never depends on its place.
-void gate(float* gate, const float* up, Span own) {
-  int64_t i = own.first;
-  for (; i + kLanes <= own.last; i += kLanes) store(gate + i, silu_times(load(gate + i), load(up + i)));
-  if (i == own.last) return;
+void gate(float* gate, const float* up, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(gate + i, silu_times(load(gate + i), load(up + i)));
+  if (i == count) return;
   float g[kLanes] = {}, u[kLanes] = {};
-  std::memcpy(g, gate + i, (own.last - i) * sizeof(float));
-  std::memcpy(u, up + i, (own.last - i) * sizeof(float));
+  std::memcpy(g, gate + i, (count - i) * sizeof(float));
+  std::memcpy(u, up + i, (count - i) * sizeof(float));
   store(g, silu_times(load(g), load(u)));
-  std::memcpy(gate + i, g, (own.last - i) * sizeof(float));
+  std::memcpy(gate + i, g, (count - i) * sizeof(float));
 }
 
 }  // namespace
@@ -82,18 +80,21 @@ namespace {
 
 // Lengths of the parts of the scratch, each of whole cache lines: a row that straddles two is read twice.
 struct Scratch {
-  int64_t projected, attended, inner, added, scores, queries;
+  int64_t projected, attended, inner, added, taken, normed, scores, queries;
 
   Scratch(const Shape& shape, int64_t rows, int64_t visible)
       : projected(whole_lines(rows * (shape.heads + 2 * shape.kv_heads) * shape.head_width)),
         attended(whole_lines(rows * shape.heads * shape.head_width)),
         inner(whole_lines(rows * 2 * shape.inner)),
         added(whole_lines(rows * shape.width)),
+        taken(kLine / sizeof(float) * Operand::lines(shape.packing, rows, widest(shape))),
+        normed(whole_lines(shape.width)),
         scores(up(visible, kPage) * kPage + kPage),  // of a row; a line more, lest rows compete for the same cache lines
         queries(up(shape.head_width, kDepth) * kDepth) {}
 
-  int64_t own() const { return added + kQueries * (scores + queries); }
-  int64_t size(int threads) const { return projected + attended + inner + added + threads * own(); }
+  int64_t own() const { return normed + kQueries * (scores + queries); }
+  int64_t size(int threads) const { return projected + attended + inner + added + taken + threads * own(); }
+  static int64_t widest(const Shape& shape) { return std::max({shape.width, shape.inner, shape.heads * shape.head_width}); }
   static int64_t whole_lines(int64_t floats) { return (floats + 15) / 16 * 16; }
 };
 
@@ -147,10 +148,14 @@ void dspark_pack(const bf16* w, int64_t out, int64_t in, void* memory, int64_t p
 // y [rows, out] = x [rows, in] w^T + bias; bias may be null.
 void dspark_linear(const float* x, int64_t rows, int64_t in, const void* w, const float* bias, int64_t out, float* y,
                    int64_t packing, int threads) {
+  std::vector<Line> memory(Operand::lines(packing, rows, in));
+  const Operand operand(packing, rows, in, memory.data());
 #pragma omp parallel num_threads(threads)
   {
     const Span own = group_share(out);
-    multiply(packing, x, rows, in, w, in, y, out, own);
+#pragma omp for
+    for (int64_t t = 0; t < rows; ++t) operand.take(t, x + t * in);
+    operand.multiply(w, y, out, own);
     add_bias(y, bias, rows, out, own);
   }
 }
@@ -159,23 +164,28 @@ void dspark_linear(const float* x, int64_t rows, int64_t in, const void* w, cons
 // keeping the products. A row with products that are not finite has NaN.
 void dspark_best(const float* x, int64_t rows, int64_t in, const void* w, int64_t out, float* best, int64_t* place,
                  int64_t packing, int threads) {
-  constexpr int64_t kColumns = 1024;  // products that are looked at while they are in the second-level cache
+  constexpr int64_t kColumns = 1024;         // products that are looked at while they are in the second-level cache
+  constexpr int64_t kStride = kColumns + 16;  // lest rows compete for the same cache lines
+  std::vector<Line> memory(Operand::lines(packing, rows, in));
+  const Operand operand(packing, rows, in, memory.data());
   std::vector<float> tops(threads * rows, -INFINITY);
   std::vector<int64_t> places(threads * rows, 0);
   int team = 1;
 #pragma omp parallel num_threads(threads)
   {
     if (omp_get_thread_num() == 0) team = omp_get_num_threads();
-    std::vector<float> products(rows * kColumns);
+    std::vector<float> products(rows * kStride);
     float* const own_tops = tops.data() + omp_get_thread_num() * rows;
     int64_t* const own_places = places.data() + omp_get_thread_num() * rows;
     const Span own = group_share(out);
+#pragma omp for
+    for (int64_t t = 0; t < rows; ++t) operand.take(t, x + t * in);
     for (int64_t o = own.first; o < own.last; o += kColumns) {
       const int64_t count = own.last - o < kColumns ? own.last - o : kColumns;
       const char* const from = (const char*)w + packed_bytes(packing, o, in);
-      multiply(packing, x, rows, in, from, in, products.data(), kColumns, {0, count});
+      operand.multiply(from, products.data(), kStride, {0, count});
       for (int64_t t = 0; t < rows; ++t) {
-        const float* const row = products.data() + t * kColumns;
+        const float* const row = products.data() + t * kStride;
         const float top = largest(row, count) + spoilt(row, count);
         if (top > own_tops[t] || top != top) {
           own_tops[t] = top;
@@ -213,21 +223,32 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
   float* const attended = projected + parts.projected;   // [rows, H, h]
   float* const inner = attended + parts.attended;        // [rows, 2 f]
   float* const added = inner + parts.inner;              // [rows, d]
-  float* const own = added + parts.added;                // per thread: normed [rows, d], scores, queries
+  Line* const taken = (Line*)(added + parts.added);      // what the next product multiplies
+  float* const own = added + parts.added + parts.taken;  // per thread: normed [d], scores, queries
+  const Operand normal(shape->packing, rows, d, taken), mixed(shape->packing, rows, heads * h, taken);
+  const auto biased = [](const Layer& layer) { return layer.gate_up_bias != nullptr; };
+  const bool fused = shape->packing == kTiles && f % kDepth == 0 && std::none_of(layers, layers + count, biased);
+  const Operand gated(shape->packing, rows, f, fused ? (Line*)inner : taken);
   const float scale = 1.0f / std::sqrt(float(h));
 
 #pragma omp parallel num_threads(threads)
   {
     float* const normed = own + omp_get_thread_num() * parts.own();
-    float* const scores = normed + parts.added;
+    float* const scores = normed + parts.normed;
     float* const queries = scores + kQueries * parts.scores;
     const Span qkv_share = group_share(all_heads * h), width_share = group_share(d);
-    const Span gate_up_share = group_share(2 * f), inner_share = share(f);
-    const Span row_head_share = share(rows * all_heads);
+    const Span gate_up_share = group_share(2 * f), row_share = share(rows), row_head_share = share(rows * all_heads);
+    const auto take_normal = [&](const float* weight) {
+      for (int64_t t = row_share.first; t < row_share.last; ++t) {
+        rms_norm(x + t * d, weight, shape->eps, d, normed);
+        normal.take(t, normed);
+      }
+    };
     for (int64_t l = 0; l < count; ++l) {
       const Layer& layer = layers[l];
-      for (int64_t t = 0; t < rows; ++t) rms_norm(x + t * d, layer.input_norm, shape->eps, d, normed + t * d);
-      multiply(shape->packing, normed, rows, d, layer.qkv, d, projected, all_heads * h, qkv_share);
+      take_normal(layer.input_norm);
+#pragma omp barrier
+      normal.multiply(layer.qkv, projected, all_heads * h, qkv_share);
       add_bias(projected, layer.qkv_bias, rows, all_heads * h, qkv_share);
 #pragma omp barrier
       for (int64_t item = row_head_share.first; item < row_head_share.last; ++item) {
@@ -251,17 +272,27 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
 #pragma omp for schedule(dynamic)
       for (int64_t item = 0; item < int64_t(tiles.size()) * kv; ++item)
         attention.run(l, item % kv, tiles[item / kv], projected, attended);
-      multiply(shape->packing, attended, rows, heads * h, layer.output, heads * h, added, d, width_share);
+      for (int64_t t = row_share.first; t < row_share.last; ++t) mixed.take(t, attended + t * heads * h);
+#pragma omp barrier
+      mixed.multiply(layer.output, added, d, width_share);
       add_bias(added, layer.output_bias, rows, d, width_share);
       add(x, added, rows, d, width_share);
 #pragma omp barrier
-      for (int64_t t = 0; t < rows; ++t) rms_norm(x + t * d, layer.mlp_norm, shape->eps, d, normed + t * d);
-      multiply(shape->packing, normed, rows, d, layer.gate_up, d, inner, 2 * f, gate_up_share);
-      add_bias(inner, layer.gate_up_bias, rows, 2 * f, gate_up_share);
+      take_normal(layer.mlp_norm);
 #pragma omp barrier
-      for (int64_t t = 0; t < rows; ++t) gate(inner + t * 2 * f, inner + t * 2 * f + f, inner_share);
+      if (fused) {
+        normal.multiply_gated(layer.gate_up, gated, share(f / kGroup));
+      } else {
+        normal.multiply(layer.gate_up, inner, 2 * f, gate_up_share);
+        add_bias(inner, layer.gate_up_bias, rows, 2 * f, gate_up_share);
 #pragma omp barrier
-      multiply(shape->packing, inner, rows, 2 * f, layer.down, f, added, d, width_share);
+        for (int64_t t = row_share.first; t < row_share.last; ++t) {
+          gate(inner + t * 2 * f, inner + t * 2 * f + f, f);
+          gated.take(t, inner + t * 2 * f);
+        }
+      }
+#pragma omp barrier
+      gated.multiply(layer.down, added, d, width_share);
       add_bias(added, layer.down_bias, rows, d, width_share);
       add(x, added, rows, d, width_share);
       if (taps[l])
@@ -282,7 +313,7 @@ struct Context {
 };
 
 // Keys and values of all layers for rows [rows, m d] of features, written where `place` says.
-// scratch holds rows (d + L 2 K h) floats and rows d per thread.
+// scratch holds rows (d + L 2 K h) floats and d per thread.
 void dspark_context(const Shape* shape, const Context* context, int64_t count, const float* x, int64_t rows,
                     const Row* place, const float* cos, const float* sin, float* scratch, int threads) {
   const int64_t d = shape->width, h = shape->head_width, kv = shape->kv_heads, heads = count * 2 * kv;
@@ -290,16 +321,25 @@ void dspark_context(const Shape* shape, const Context* context, int64_t count, c
   float* const projected = combined + rows * d;
   float* const own = projected + rows * heads * h;
   const Pages pages(*shape, count);
+  std::vector<Line> memory(Operand::lines(shape->packing, rows, std::max(d, context->features)));
+  const Operand features(shape->packing, rows, context->features, memory.data());
+  const Operand normal(shape->packing, rows, d, memory.data());
 
 #pragma omp parallel num_threads(threads)
   {
-    float* const normed = own + omp_get_thread_num() * rows * d;
+    float* const normed = own + omp_get_thread_num() * d;
     const Span head_share = share(heads);
-    multiply(shape->packing, x, rows, context->features, context->combine, context->features, combined, d, group_share(d));
+#pragma omp for
+    for (int64_t t = 0; t < rows; ++t) features.take(t, x + t * context->features);
+    features.multiply(context->combine, combined, d, group_share(d));
 #pragma omp barrier
-    for (int64_t t = 0; t < rows; ++t) rms_norm(combined + t * d, context->norm, shape->eps, d, normed + t * d);
+#pragma omp for
+    for (int64_t t = 0; t < rows; ++t) {
+      rms_norm(combined + t * d, context->norm, shape->eps, d, normed);
+      normal.take(t, normed);
+    }
     const Span columns = group_share(heads * h);
-    multiply(shape->packing, normed, rows, d, context->keys_values, d, projected, heads * h, columns);
+    normal.multiply(context->keys_values, projected, heads * h, columns);
     add_bias(projected, context->bias, rows, heads * h, columns);
 #pragma omp barrier
     for (int64_t t = 0; t < rows; ++t)

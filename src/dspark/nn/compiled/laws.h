@@ -78,18 +78,17 @@ struct MarkovHead {
 
 // Greedy drafts [rows, slots] of blocks whose logits without the head are base [rows, slots, width]: each is the first
 // of the largest of base + w2 w1[token before]. `previous` [rows] are the tokens before, and then the last ones. A draft
-// whose logits are not finite is -1, and so are those after it. Scratch holds rows (width + rank) floats.
+// whose logits are not finite is -1, and so are those after it. Scratch holds rows width floats.
 void dspark_chain(const MarkovHead* head, const float* base, int64_t rows, int64_t slots, int64_t* previous,
-                  int64_t* tokens, float* peak, float* entropy, float* scratch, int threads) {
+                  int64_t* tokens, float* peak, float* entropy, float* logits, int threads) {
   const int64_t width = head->width, rank = head->rank;
-  float* const logits = scratch;                  // [rows, width]
-  float* const latents = logits + rows * width;   // [rows, rank]
+  std::vector<Line> memory(Operand::lines(head->packing, rows, rank));
+  const Operand latents(head->packing, rows, rank, memory.data());
 #pragma omp parallel num_threads(threads)
   for (int64_t slot = 0; slot < slots; ++slot) {
 #pragma omp for
-    for (int64_t t = 0; t < rows; ++t)
-      std::memcpy(latents + t * rank, head->w1 + (previous[t] < 0 ? 0 : previous[t]) * rank, rank * sizeof(float));
-    multiply(head->packing, latents, rows, rank, head->w2, rank, logits, width, group_share(width));
+    for (int64_t t = 0; t < rows; ++t) latents.take(t, head->w1 + (previous[t] < 0 ? 0 : previous[t]) * rank);
+    latents.multiply(head->w2, logits, width, group_share(width));
 #pragma omp barrier
 #pragma omp for
     for (int64_t t = 0; t < rows; ++t) {

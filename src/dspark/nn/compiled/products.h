@@ -1,4 +1,4 @@
-// Products of a few rows with matrices in any packing, and how threads share them.
+// Products of rows with matrices in any packing, and how threads share them.
 
 #pragma once
 
@@ -9,16 +9,50 @@ enum Packing : int64_t { kVectors = 0, kTiles = 1, kBytes = 2 };
 
 namespace {
 
-// A product with packed weights.
-void multiply(int64_t packing, const float* x, int64_t rows, int64_t x_stride, const void* w, int64_t in, float* y,
-              int64_t y_stride, Span own) {
-  if (packing == kBytes)
-    byte_product(x, rows, x_stride, (const char*)w, in, y, y_stride, own);
-  else if (packing == kTiles)
-    tiled_product(x, rows, x_stride, (const bf16*)w, in, y, y_stride, own);
-  else
-    product(x, rows, x_stride, (const bf16*)w, in, in, y, y_stride, own);
-}
+// Rows [rows, in] as products in one packing take them: each is taken once, by any thread.
+struct Operand {
+  int64_t packing, rows, in;
+  RowTiles tiles;
+  Line* memory;
+
+  Operand(int64_t packing, int64_t rows, int64_t in, Line* memory)
+      : packing(packing), rows(rows), in(in), tiles(rows, up(in, packing == kBytes ? kByteDepth : kDepth)), memory(memory) {}
+
+  // Lines of memory that it needs.
+  static int64_t lines(int64_t packing, int64_t rows, int64_t in) {
+    const Operand operand(packing, rows, in, nullptr);
+    if (packing == kBytes) return 2 * operand.tiles.lines() + up(rows * sizeof(float), kLine);
+    return packing == kTiles ? operand.tiles.lines() : up(rows * in * sizeof(float), kLine);
+  }
+
+  void take(int64_t t, const float* row) const {
+    if (packing == kBytes)
+      scales()[t] = split_row(row, in, tiles, t, memory, memory + tiles.lines());
+    else if (packing == kTiles)
+      round_row(row, in, tiles, t, memory);
+    else
+      std::memcpy(floats() + t * in, row, in * sizeof(float));
+  }
+
+  // The columns of y [rows, .] that `own` names, with weights w in its packing.
+  void multiply(const void* w, float* y, int64_t y_stride, Span own) const {
+    if (packing == kBytes)
+      byte_product(tiles, memory, memory + tiles.lines(), scales(), (const char*)w, byte_group(in), y, y_stride, own);
+    else if (packing == kTiles)
+      tiled_product(tiles, memory, (const bf16*)w, y, y_stride, own);
+    else
+      product(floats(), rows, in, (const bf16*)w, in, in, y, y_stride, own);
+  }
+
+  // silu(gate) * up for the groups that `own` names, of weights that hold all gates before all ups: rows of `to`. Tiles.
+  void multiply_gated(const void* w, const Operand& to, Span own) const {
+    gated_product(tiles, memory, (const bf16*)w, to.in / kGroup, to.tiles, to.memory, own);
+  }
+
+ private:
+  float* floats() const { return (float*)memory; }
+  float* scales() const { return (float*)(memory + 2 * tiles.lines()); }
+};
 
 // Bytes of packed weights up to output `out`; a whole group of outputs, if not all of them.
 int64_t packed_bytes(int64_t packing, int64_t out, int64_t in) {

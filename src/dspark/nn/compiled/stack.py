@@ -14,7 +14,7 @@ from dspark.nn.compiled.rows import Rows
 from dspark.nn.pages import PageLayout, PagePool
 from dspark.nn.rope import Rotary
 
-CHUNK = 64
+CHUNK = 128
 """Rows of one call: their activations fit the second-level cache, and weights are read once for all of them."""
 
 

@@ -1,4 +1,4 @@
-// Products of a few rows with bfloat16 matrices on the processor's matrix unit (AMX).
+// Products of rows with bfloat16 matrices on the processor's matrix unit (AMX).
 
 #pragma once
 
@@ -10,16 +10,33 @@ constexpr int64_t kGroup = 16;    // outputs of a weight tile, and most rows of 
 constexpr int64_t kDepth = 32;    // inputs of a tile
 constexpr int64_t kTile = kGroup * kDepth;
 constexpr int64_t kTileBytes = 1024;
+constexpr int64_t kLine = 64;     // bytes of a cache line, and of a tile's row
 
 int64_t up(int64_t count, int64_t unit) { return (count + unit - 1) / unit; }
+
+struct alignas(kLine) Line {
+  char bytes[kLine];
+};
+
+// Where rows lie for the matrix unit: [tiles, depth, height] lines, each a row's inputs at one step of the depth. Tiles
+// are equally high and one at least; what is behind the last row is computed with and dropped.
+struct RowTiles {
+  int64_t rows, depth, tiles, height;
+
+  RowTiles(int64_t rows, int64_t depth)
+      : rows(rows), depth(depth), tiles(rows > 0 ? up(rows, kGroup) : 1), height(rows > 0 ? up(rows, tiles) : 1) {}
+
+  int64_t lines() const { return tiles * depth * height; }
+  int64_t line(int64_t t, int64_t k) const { return (t / height * depth + k) * height + t % height; }
+};
 
 #ifdef DSPARK_TILES
 
 // Products of bfloat16 tiles, summed in float32: activations are rounded to bfloat16 first. A result is the sum over its
 // own inputs in one order, whatever rows and outputs are computed with it.
 
-// The processor's matrix unit: sums of `height` rows in tiles 0 to 3, their factors in 4 to 7. Each thread configures its
-// own.
+// The processor's matrix unit, with tiles of `height` rows up to the fourth and of kGroup rows behind it. Each thread
+// configures its own.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
@@ -35,101 +52,126 @@ struct alignas(64) TileConfig {
   }
 };
 
-// For products: activations in tile 4, weights in 5 to 7.
+// For products: sums in tiles 0 and 1, rows in 2, weights in 5. No more than these four hold anything: a core that
+// shares its units with a second thread has few registers to rename them to, and with all eight in use every load waits
+// for the products before it, which then take three times as long.
 void configure(int height) {
   const TileConfig config(height);
   _tile_loadconfig(&config);
 }
 
-// Ask for a tile's place in each of G groups that come next: the unit's own loads do not run far enough ahead.
-template <int G>
-void fetch_tiles(const char* at, int64_t group) {
-  for (int64_t line = 0; line < kTileBytes; line += 64)
-    for (int j = 0; j < G; ++j) __builtin_prefetch(at + j * group + line);
-}
+// What one tile of rows and one panel of outputs add up to, over one part of the depth after the other.
+struct Sums {
+  void* first;
+  void* second;
 
-// G groups of outputs for the rows of one activation tile: sums in tiles 0 to 3, activations in 4, weights in 5 to 7.
-// The first rows find their weights `fresh`, out of memory.
-template <int G>
-void tile_groups(bool fresh, const bf16* x, int64_t x_bytes, int64_t depth, const bf16* w, float* y, int64_t y_bytes,
-                 const int64_t (&full)[4], float* spare) {
-  const int64_t group = depth * kTile;
-  _tile_zero(0);
-  if constexpr (G > 1) _tile_zero(1);
-  if constexpr (G > 2) _tile_zero(2);
-  if constexpr (G > 3) _tile_zero(3);
-  for (int64_t k = 0; k < depth; ++k) {
-    const bf16* const at = w + k * kTile;
-    if (fresh) fetch_tiles<G>((const char*)(at + G * group), group * sizeof(bf16));
-    _tile_loadd(4, x + k * kDepth, x_bytes);
-    _tile_loadd(5, at, 64);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (G > 1) {
-      _tile_loadd(6, at + group, 64);
-      _tile_dpbf16ps(1, 4, 6);
-    }
-    if constexpr (G > 2) {
-      _tile_loadd(7, at + 2 * group, 64);
-      _tile_dpbf16ps(2, 4, 7);
-    }
-    if constexpr (G > 3) {
-      _tile_loadd(5, at + 3 * group, 64);
-      _tile_dpbf16ps(3, 4, 5);
+  void take(bool begin) const {
+    if (begin) {
+      _tile_zero(0);
+      _tile_zero(1);
+    } else {
+      _tile_loadd(0, first, kLine);
+      _tile_loadd(1, second, kLine);
     }
   }
-  float* const to[4] = {full[0] ? y : spare, full[1] ? y + kGroup : spare, full[2] ? y + 2 * kGroup : spare,
-                        full[3] ? y + 3 * kGroup : spare};
-  _tile_stored(0, to[0], full[0] ? y_bytes : 64);
-  if constexpr (G > 1) _tile_stored(1, to[1], full[1] ? y_bytes : 64);
-  if constexpr (G > 2) _tile_stored(2, to[2], full[2] ? y_bytes : 64);
-  if constexpr (G > 3) _tile_stored(3, to[3], full[3] ? y_bytes : 64);
-}
 
-// `count` rows in bfloat16, each padded with zeros to whole tiles.
-void round_rows(const float* x, int64_t count, int64_t stride, int64_t in, bf16* to) {
-  const int64_t padded = up(in, kDepth) * kDepth;
-  for (int64_t r = 0; r < count; ++r)
-    for (int64_t i = 0; i < padded; i += 16) {
-      const int64_t left = in - i;
-      const __mmask16 inside = left >= 16 ? 0xffff : left <= 0 ? 0 : (1u << left) - 1;
-      const __m256bh half = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(inside, x + r * stride + i));
-      std::memcpy(to + r * padded + i, &half, sizeof half);
-    }
-}
+  void keep() const {
+    _tile_stored(0, first, kLine);
+    _tile_stored(1, second, kLine);
+  }
+};
 
-void tiled_product(const float* x, int64_t rows, int64_t x_stride, const bf16* w, int64_t in, float* y,
-                   int64_t y_stride, Span own) {
-  static thread_local std::vector<bf16> rounded;
-  if (own.first >= own.last) return;
-  const int64_t depth = up(in, kDepth), padded = depth * kDepth, last = up(own.last, kGroup);
-  if (int64_t(rounded.size()) < rows * padded) rounded.resize(rows * padded);
-  round_rows(x, rows, x_stride, in, rounded.data());
-  alignas(64) float spare[kGroup * kGroup];
-  int configured = 0;
-  for (int64_t g = own.first / kGroup; g < last; g += 4) {
-    const int64_t groups = last - g < 4 ? last - g : 4;
-    int64_t full[4];
-    for (int64_t j = 0; j < 4; ++j) full[j] = (g + j + 1) * kGroup <= own.last;
-    for (int64_t tiles = up(rows, kGroup), r = 0; tiles > 0; --tiles) {
-      const int height = int((rows - r + tiles - 1) / tiles);
-      if (height != configured) configure(configured = height);
-      const bf16* const from = rounded.data() + r * padded;
-      const bf16* const weights = w + g * depth * kTile;
-      float* const to = y + r * y_stride + g * kGroup;
-      switch (groups) {
-        case 1: tile_groups<1>(r == 0, from, 2 * padded, depth, weights, to, 4 * y_stride, full, spare); break;
-        case 2: tile_groups<2>(r == 0, from, 2 * padded, depth, weights, to, 4 * y_stride, full, spare); break;
-        case 3: tile_groups<3>(r == 0, from, 2 * padded, depth, weights, to, 4 * y_stride, full, spare); break;
-        case 4: tile_groups<4>(r == 0, from, 2 * padded, depth, weights, to, 4 * y_stride, full, spare); break;
+// All tiles of rows with panels of `wide` groups of outputs. `block(g, t, depth, sums)` multiplies tile t with the panel
+// at group g over a part of the depth, which stays in the first-level cache for all tiles; `finish(g, t, sums)` takes
+// what came out.
+template <typename Block, typename Finish>
+void each_block(const RowTiles& x, Span groups, int64_t wide, Block block, Finish finish) {
+  constexpr int64_t kPart = 12, kSums = 2 * kGroup;
+  static thread_local std::vector<Line> memory;
+  const int64_t parts = x.tiles == 1 ? 1 : up(x.depth, kPart);
+  if (int64_t(memory.size()) < x.tiles * kSums) memory.resize(x.tiles * kSums);
+  configure(int(x.height));
+  for (int64_t g = groups.first; g < groups.last; g += wide)
+    for (int64_t part = 0; part < parts; ++part)
+      for (int64_t t = 0; t < x.tiles; ++t) {
+        Line* const at = memory.data() + t * kSums;
+        const Sums sums{at, at + kGroup};
+        block(g, t, Span{part * x.depth / parts, (part + 1) * x.depth / parts}, sums);
+        if (part + 1 == parts) finish(g, t, sums);
       }
-      const int64_t rest = (g + groups) * kGroup - own.last;  // outputs of the last group that do not exist
-      if (rest > 0)
-        for (int64_t t = 0; t < height; ++t)
-          std::memcpy(to + t * y_stride + (groups - 1) * kGroup, spare + t * kGroup, (kGroup - rest) * sizeof(float));
-      r += height;
-    }
-  }
   _tile_release();
+}
+
+// The t-th of all shares of a tile that comes next, out of memory: asked for while the tiles of rows before it are
+// multiplied.
+void fetch_share(const char* tile, int64_t t, int64_t shares) {
+  for (int64_t line = kGroup * t / shares; line < kGroup * (t + 1) / shares; ++line)
+    __builtin_prefetch(tile + line * kLine, 0, 1);
+}
+
+// One row in bfloat16, padded with zeros to whole tiles.
+void round_row(const float* x, int64_t in, const RowTiles& tiles, int64_t t, Line* to) {
+  for (int64_t i = 0; i < tiles.depth * kDepth; i += 16) {
+    const int64_t left = in - i;
+    const __mmask16 inside = left >= 16 ? 0xffff : left <= 0 ? 0 : (1u << left) - 1;
+    const __m256bh half = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(inside, x + i));
+    std::memcpy(to[tiles.line(t, i / kDepth)].bytes + i % kDepth * sizeof(bf16), &half, sizeof half);
+  }
+}
+
+// One tile of rows with two groups of outputs, or one where `second` is null, over a part of the depth; meanwhile comes
+// what lies `ahead` of them.
+void two_groups(const RowTiles& x, const Line* rows, const bf16* first, const bf16* second, int64_t ahead, int64_t t,
+                Span depth, const Sums& sums) {
+  sums.take(depth.first == 0);
+  for (int64_t k = depth.first; k < depth.last; ++k) {
+    fetch_share((const char*)(first + ahead + k * kTile), t, x.tiles);
+    _tile_loadd(2, rows + (t * x.depth + k) * x.height, kLine);
+    _tile_loadd(5, first + k * kTile, kLine);
+    _tile_dpbf16ps(0, 2, 5);
+    if (!second) continue;
+    fetch_share((const char*)(second + ahead + k * kTile), t, x.tiles);
+    _tile_loadd(5, second + k * kTile, kLine);
+    _tile_dpbf16ps(1, 2, 5);
+  }
+  sums.keep();
+}
+
+void tiled_product(const RowTiles& x, const Line* rows, const bf16* w, float* y, int64_t y_stride, Span own) {
+  if (own.first >= own.last) return;
+  const int64_t last = up(own.last, kGroup), group = x.depth * kTile;
+  const auto block = [&](int64_t g, int64_t t, Span depth, const Sums& sums) {
+    const bf16* const first = w + g * group;
+    two_groups(x, rows, first, g + 1 < last ? first + group : nullptr, 2 * group, t, depth, sums);
+  };
+  const auto finish = [&](int64_t g, int64_t t, const Sums& sums) {
+    for (int64_t j = 0; j < 2 && g + j < last; ++j) {
+      const float* const from = (const float*)(j ? sums.second : sums.first);
+      const int64_t o = (g + j) * kGroup, left = own.last - o;
+      const __mmask16 inside = left >= kGroup ? 0xffff : (1u << left) - 1;
+      for (int64_t i = 0, r = t * x.height; i < x.height && r < x.rows; ++i, ++r)
+        _mm512_mask_storeu_ps(y + r * y_stride + o, inside, _mm512_load_ps(from + i * kGroup));
+    }
+  };
+  each_block(x, {own.first / kGroup, last}, 2, block, finish);
+}
+
+// silu(x g^T) * (x u^T) for the groups of outputs that `own` names, w being g above u, `groups` each; rounded to y, rows
+// for the next product. These never are floats in memory: rows of many tokens would go there and back.
+void gated_product(const RowTiles& x, const Line* rows, const bf16* w, int64_t groups, const RowTiles& out, Line* y,
+                   Span own) {
+  const int64_t group = x.depth * kTile;
+  const auto block = [&](int64_t g, int64_t t, Span depth, const Sums& sums) {
+    two_groups(x, rows, w + g * group, w + (groups + g) * group, group, t, depth, sums);
+  };
+  const auto finish = [&](int64_t g, int64_t t, const Sums& sums) {
+    for (int64_t i = 0, r = t * x.height; i < x.height && r < x.rows; ++i, ++r) {
+      const Vector gated = silu_times(load((float*)sums.first + i * kGroup), load((float*)sums.second + i * kGroup));
+      const __m256bh half = _mm512_cvtneps_pbh((__m512)gated);
+      std::memcpy(y[out.line(r, g / 2)].bytes + g % 2 * kLine / 2, &half, sizeof half);
+    }
+  };
+  if (own.first < own.last) each_block(x, own, 1, block, finish);
 }
 
 // Ask the system for the matrix unit, once for the process.
@@ -140,7 +182,9 @@ bool permitted() {
 
 #else
 
-void tiled_product(const float*, int64_t, int64_t, const bf16*, int64_t, float*, int64_t, Span) {}
+void round_row(const float*, int64_t, const RowTiles&, int64_t, Line*) {}
+void tiled_product(const RowTiles&, const Line*, const bf16*, float*, int64_t, Span) {}
+void gated_product(const RowTiles&, const Line*, const bf16*, int64_t, const RowTiles&, Line*, Span) {}
 bool permitted() { return false; }
 
 #endif

@@ -107,6 +107,8 @@ inline Vector exponential(Vector x) {
   return p * (Vector)((n + 127) << 23);
 }
 
+inline Vector silu_times(Vector gate, Vector up) { return gate / (1.0f + exponential(-gate)) * up; }
+
 // y[r][o] = x[r] . w[o] for R rows and O outputs, summed lane by lane.
 template <int R, int O>
 void tile(const float* x, int64_t x_stride, const bf16* w, int64_t w_stride, int64_t in, float* y, int64_t y_stride) {
