@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -59,6 +60,7 @@ class Desk:
     waiting: WaitingQueue[Job] = field(default_factory=WaitingQueue)
     seated: list[Job] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)
+    appetite: float = math.inf
 
     def seat(self, job: Job, spare: int) -> bool:
         lease = self.manager.open(job.tokens[: job.goal])
@@ -82,7 +84,7 @@ class Desk:
 
     def step(self) -> Step[Job]:
         self.refused.clear()
-        step = plan_step(self.seated, self.waiting, self.limits, self)
+        step = plan_step(self.seated, self.waiting, self.limits, self, self.appetite)
         self.seated = [job for job in self.seated if job not in step.preempted] + step.entered
         for job in step.decodes:
             self._round(job)
@@ -153,6 +155,17 @@ def test_prompts_get_what_drafts_do_not_want_but_always_one_chunk() -> None:
             steps.waiting.put(job)
         step = steps.step()
         assert (counts(step), step.drafts) == (expected, drafts)
+
+
+@pytest.mark.parametrize(("appetite", "read", "drafts"), [(0, 22, 0), (0.6, 20, 2), (3, 16, 6), (9, 10, 12)])
+def test_drafts_leave_prompts_what_they_have_no_appetite_for(appetite: float, read: int, drafts: int) -> None:
+    steps = desk(decoding(0, drafts=6), decoding(1, drafts=6), max_requests=5, max_batched_tokens=24)
+    steps.step()
+    steps.appetite = appetite
+    for key in (2, 3, 4):
+        steps.waiting.put(Job(key, [key] * 40))
+    step = steps.step()
+    assert (sum(counts(step).values()), step.drafts) == (read, drafts)
 
 
 def test_seats_are_limited() -> None:

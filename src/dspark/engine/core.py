@@ -132,7 +132,7 @@ class EngineCore:
         for running in [one for one in self._requests.values() if one.late(self.clock())]:
             self._stop(running, "deadline")
         seated = [running for running in self._requests.values() if running.seated]
-        step = plan_step(seated, self._waiting, self.options, self.memory)
+        step = plan_step(seated, self._waiting, self.options, self.memory, self._appetite())
         for running in step.entered:
             self._began.setdefault(running.key, before)
         commits: Commits = []
@@ -146,6 +146,17 @@ class EngineCore:
         self._learn(ran, self.last)
         events, self._untold = self._untold, []
         return events
+
+    def _appetite(self) -> float:
+        """Drafts a request that the next round may well verify: twice what the last one did, and one.
+
+        The scheduler can thus ask for more and more, but prompts need not wait for drafts that it does not want. What
+        is fixed depends on no other round: texts of a seed rest on it.
+        """
+        last = self.last
+        if self.options.scheduler.name == "fixed" or last is None or last.requests == 0:
+            return math.inf
+        return 1 + 2 * last.verified / last.requests
 
     def _learn(self, ran: Ran, stats: StepStats) -> None:
         """Correct the cost table by a step that was a round and nothing else."""

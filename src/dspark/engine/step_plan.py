@@ -1,5 +1,6 @@
 """Who takes part in a step, and with how many rows. No tensors, no clock: requests, limits and pages decide."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -89,11 +90,18 @@ class Step(Generic[R]):
         return sum(chunk.first for chunk in self.prefills if chunk.request.key in entered)
 
 
-def plan_step(seated: Iterable[R], waiting: WaitingQueue[R], limits: Limits, memory: StepMemory[R]) -> Step[R]:
+def plan_step(
+    seated: Iterable[R],
+    waiting: WaitingQueue[R],
+    limits: Limits,
+    memory: StepMemory[R],
+    appetite: float = math.inf,
+) -> Step[R]:
     """The next step of the `seated` requests and of those that enter; `waiting` and `memory` change with it.
 
     Every decoding request takes part with its anchor, so that decoding never stalls while prompts are read. Prompts,
-    the oldest first, get what rows the drafts do not want, and `prefill_chunk` rows even if drafts must give way.
+    the oldest first, get what rows the drafts do not want, and `prefill_chunk` rows even if drafts must give way. What
+    they want is `appetite` rows a request in the mean, or all that rounds may propose if that is less.
 
     A request enters when there are pages for its whole prompt and one more for everybody seated, in order of arrival,
     nobody overtakes. A round that lacks pages takes those of the youngest seated request, never of an older one, and
@@ -103,8 +111,8 @@ def plan_step(seated: Iterable[R], waiting: WaitingQueue[R], limits: Limits, mem
     order = sorted(seated, key=lambda request: request.key)
     _plan_rounds(step, order, waiting, memory)
     rows = limits.max_batched_tokens - len(step.decodes)
-    wanted = sum(request.drafts for request in step.decodes)
-    reading = max(rows - wanted, min(rows, limits.prefill_chunk))
+    wanted = min(sum(request.drafts for request in step.decodes), appetite * len(step.decodes)) if step.decodes else 0
+    reading = max(rows - math.ceil(wanted), min(rows, limits.prefill_chunk))
     for request in order:
         reading -= _read_on(step, request, min(reading, limits.prefill_chunk))
     taken = len(order)

@@ -238,6 +238,7 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
     float* const queries = scores + kQueries * parts.scores;
     const Span qkv_share = group_share(all_heads * h), width_share = group_share(d);
     const Span gate_up_share = group_share(2 * f), row_share = share(rows), row_head_share = share(rows * all_heads);
+    const int64_t items = int64_t(tiles.size()) * kv, turn = std::max<int64_t>(items / (32 * omp_get_num_threads()), 1);
     const auto take_normal = [&](const float* weight) {
       for (int64_t t = row_share.first; t < row_share.last; ++t) {
         rms_norm(x + t * d, weight, shape->eps, d, normed);
@@ -269,8 +270,8 @@ void dspark_layers(const Shape* shape, const Layer* layers, int64_t count, float
       }
 #pragma omp barrier
       const Attention attention{*shape, pages, place, layer.window, parts.scores, parts.queries, scores, queries};
-#pragma omp for schedule(dynamic)
-      for (int64_t item = 0; item < int64_t(tiles.size()) * kv; ++item)
+#pragma omp for schedule(dynamic, turn)
+      for (int64_t item = 0; item < items; ++item)
         attention.run(l, item % kv, tiles[item / kv], projected, attended);
       for (int64_t t = row_share.first; t < row_share.last; ++t) mixed.take(t, attended + t * heads * h);
 #pragma omp barrier

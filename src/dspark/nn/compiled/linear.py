@@ -1,4 +1,4 @@
-"""Packed matrices, multiplied by a few rows at a time: a step is as long as one read of the weights."""
+"""Packed matrices: a product of few rows is as long as one read of the weights."""
 
 from enum import IntEnum
 

@@ -106,7 +106,7 @@ void each_block(const RowTiles& x, Span groups, int64_t wide, Block block, Finis
 // multiplied.
 void fetch_share(const char* tile, int64_t t, int64_t shares) {
   for (int64_t line = kGroup * t / shares; line < kGroup * (t + 1) / shares; ++line)
-    __builtin_prefetch(tile + line * kLine, 0, 1);
+    __builtin_prefetch(tile + line * kLine);
 }
 
 // One row in bfloat16, padded with zeros to whole tiles.
