@@ -10,6 +10,7 @@ from dspark.drafters.packing import pack_drafter
 from dspark.errors import CapacityError, CompatibilityError, ConfigError, SamplingError
 from dspark.nn.compiled.law_signals import law_signals
 from dspark.nn.compiled.linear import CompiledKernel, Packing
+from dspark.nn.compiled.stack import CHUNK
 from dspark.nn.pages import PagedCache, PagePool
 from tests.drafters.tiny import CONFIG, DFLASH, KINDS, PRODUCTION, WINDOWED, drafter, tensors
 from tests.nn.rounding import rounded
@@ -124,9 +125,9 @@ def test_without_heads_there_are_no_confidences(kernel):
 
 @pytest.mark.skipif(len(COMPILED) == 1, reason="kernels do not compile here: no C++ compiler")
 @pytest.mark.parametrize("kernel", COMPILED[1:], ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("requests", [1, 30])
+@pytest.mark.parametrize("requests", [1, CHUNK // 3 + 1])
 def test_compiled_blocks_are_torchs_in_however_many_calls(kernel, requests):
-    """Thirty blocks of three do not fit one call of the stack, and no block may be parted."""
+    """Many blocks of three do not fit one call of the stack, and no block may be parted."""
     module, oracle = pack_drafter(drafter().bfloat16().float(), kernel), drafter().bfloat16().float()
     for linear in (part for part in oracle.modules() if isinstance(part, torch.nn.Linear)):
         if kernel.packing is Packing.BYTES:

@@ -24,6 +24,7 @@ from dspark.engine.strategy import Strategy
 from dspark.errors import CapacityError, ConfigError
 from dspark.scheduling.cost_table import CostTable
 from dspark.scheduling.registry import SchedulerConfig
+from dspark.scheduling.round import Batch, Plan
 from dspark.targets.fake import FakeTarget
 from dspark.types import Cache, DraftBlock, SamplingParams, TargetOutput
 
@@ -200,6 +201,30 @@ def test_the_forward_holds_the_scheduled_tokens_and_no_others() -> None:
         core.step()
         assert core.last is not None
         assert sum(rows) == core.last.requests + core.last.verified + core.last.prefill_tokens <= 32
+
+
+def test_a_scheduler_that_rests_sees_all_the_room_that_it_left_to_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine(EngineOptions(4, 32, 13, scheduler=ALL), max_positions=300)
+    rooms: list[int] = []
+    rests = {2, 3}
+
+    def plan(batch: Batch) -> Plan:
+        rooms.append(batch.room)
+        return Plan(batch, len(rooms), drafts=len(rooms) not in rests, full=True)
+
+    monkeypatch.setattr(core._runner._planner.scheduler, "plan", plan)
+    for _ in range(2):
+        core.add([1], SamplingParams(0.0, max_tokens=60, ignore_eos=True))
+    core.step()
+    for _ in range(2):
+        core.add([2] * 200, SamplingParams(0.0, max_tokens=60, ignore_eos=True))
+    steps = []
+    for _ in range(5):
+        core.step()
+        assert core.last is not None
+        steps.append((core.last.prefill_tokens, core.last.verified))
+    assert steps == [(24, 6), (24, 0), (26, 0), (26, 4), (24, 6)]
+    assert rooms == [6] * 5
 
 
 def test_every_request_chooses_where_its_drafts_come_from() -> None:

@@ -1,6 +1,8 @@
 """A profile is measured once, and used only by the machine, models and versions it was measured with."""
 
 import json
+import os
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
@@ -9,7 +11,7 @@ import pytest
 
 from dspark.engine.models import Models
 from dspark.engine.profile_plan import START_CEILING
-from dspark.engine.profile_store import ProfileKey, ProfileStore
+from dspark.engine.profile_store import ROUGH_SECONDS, ProfileKey, ProfileStore
 from dspark.engine.start_profile import WORTH_KEEPING, WORTH_SERVING, start_profile
 from tests.engine.served import ServedDrafter, ServedTarget
 from tests.engine.timed import FakeClock, TimedDrafter, TimedTarget
@@ -143,16 +145,22 @@ def test_targets_that_take_one_request_at_a_time_are_profiled_so(store: ProfileS
     assert clock.now == measured
 
 
-def test_a_noisy_profile_for_many_is_kept_for_them_and_for_nobody_else(store: ProfileStore) -> None:
+def test_a_noisy_profile_for_many_does_for_them_and_for_a_day(store: ProfileStore) -> None:
     noise = Random(1)
-    clock = FakeClock(lambda: 1 + 0.25 * noise.random())
+    clock, calm = FakeClock(lambda: 1 + 0.25 * noise.random()), FakeClock()
     many = start_profile(served(clock), store, clock, requests=4)
     assert many is not None
     assert WORTH_KEEPING < many.table.noise < WORTH_SERVING
-    calm = FakeClock()
     assert start_profile(served(calm), store, calm, requests=4) == many
     assert calm.now == 0
     one = start_profile(served(calm), store, calm)
     assert one is not None
     assert one.table.noise < WORTH_KEEPING
-    assert store.load(KEY) == many
+    assert start_profile(served(calm), store, calm, requests=4) == many
+    assert start_profile(served(calm), store, calm) == one
+    yesterday = time.time() - ROUGH_SECONDS - 60
+    os.utime(store.path(KEY, rough=True), (yesterday, yesterday))
+    again = start_profile(served(calm), store, calm, requests=4)
+    assert again is not None
+    assert again.table.noise < WORTH_KEEPING
+    assert start_profile(served(calm), store, calm) == again

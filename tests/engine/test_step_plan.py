@@ -1,4 +1,3 @@
-import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -60,7 +59,7 @@ class Desk:
     waiting: WaitingQueue[Job] = field(default_factory=WaitingQueue)
     seated: list[Job] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)
-    appetite: float = math.inf
+    resting: bool = False
 
     def seat(self, job: Job, spare: int) -> bool:
         lease = self.manager.open(job.tokens[: job.goal])
@@ -84,7 +83,7 @@ class Desk:
 
     def step(self) -> Step[Job]:
         self.refused.clear()
-        step = plan_step(self.seated, self.waiting, self.limits, self, self.appetite)
+        step = plan_step(self.seated, self.waiting, self.limits, self, self.resting)
         self.seated = [job for job in self.seated if job not in step.preempted] + step.entered
         for job in step.decodes:
             self._round(job)
@@ -113,8 +112,8 @@ class Desk:
             job.said = 1
 
 
-def desk(*jobs: Job, pages: int = 100, **limits: int) -> Desk:
-    made = Desk(PageManager(pages, page=PAGE), Limits(**limits))
+def desk(*jobs: Job, pages: int = 100, resting: bool = False, **limits: int) -> Desk:
+    made = Desk(PageManager(pages, page=PAGE), Limits(**limits), resting=resting)
     for job in jobs:
         made.waiting.put(job)
     return made
@@ -157,15 +156,21 @@ def test_prompts_get_what_drafts_do_not_want_but_always_one_chunk() -> None:
         assert (counts(step), step.drafts) == (expected, drafts)
 
 
-@pytest.mark.parametrize(("appetite", "read", "drafts"), [(0, 22, 0), (0.6, 20, 2), (3, 16, 6), (9, 10, 12)])
-def test_drafts_leave_prompts_what_they_have_no_appetite_for(appetite: float, read: int, drafts: int) -> None:
+@pytest.mark.parametrize(("resting", "read", "drafts"), [(False, 10, 12), (True, 20, 2)])
+def test_where_rounds_rest_prompts_take_the_rows_of_drafts_but_one_each(resting: bool, read: int, drafts: int) -> None:
     steps = desk(decoding(0, drafts=6), decoding(1, drafts=6), max_requests=5, max_batched_tokens=24)
     steps.step()
-    steps.appetite = appetite
+    steps.resting = resting
     for key in (2, 3, 4):
         steps.waiting.put(Job(key, [key] * 40))
     step = steps.step()
-    assert (sum(counts(step).values()), step.drafts) == (read, drafts)
+    assert (sum(counts(step).values()), step.drafts, step.open) == (read, drafts, 12)
+
+
+def test_nobody_rests_more_than_there_is_to_read() -> None:
+    steps = desk(decoding(0, drafts=6), resting=True)
+    steps.step()
+    assert (steps.step().drafts, steps.step().open) == (31, 31)
 
 
 def test_seats_are_limited() -> None:
@@ -251,6 +256,7 @@ def test_random_crowds(data: st.DataObject, crowd: list[Job], chunk: int, cachin
                 steps.waiting.put(coming.pop(0))
         if steps.waiting and data.draw(st.integers(0, 9), "abort") == 0:
             steps.waiting.remove(steps.waiting.head)
+        steps.resting = data.draw(st.booleans(), "resting")
         check_step(steps)
         patience -= 1
         assert patience > 0, "a request starves"

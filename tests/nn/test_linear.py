@@ -20,6 +20,16 @@ def matrices(rows=9, seed=0):
     return x, (torch.randn(17, 33, generator=generator) * 0.1).bfloat16(), bias.bfloat16()
 
 
+def large(rows, inputs, outputs):
+    """Products of several parts of the depth, panels and tiles of rows, none of them whole."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, inputs, generator=generator)
+    return x, (torch.randn(outputs, inputs, generator=generator) * 0.1).bfloat16()
+
+
+SIZES = [(450, 37), (833, 150)]
+
+
 def packed_kernels():
     kernels = [PlainKernel()]
     if HalfKernel.available():
@@ -54,6 +64,22 @@ def test_products_of_bfloat16_weights_are_exact_to_float32_rounding(kernel, with
     assert found.dtype is kernel.activation_dtype
     tie = 2e-5 if kernel.name == "compiled-int8" else 0  # an activation's last of fifteen bits may fall either way
     torch.testing.assert_close(found.double(), expected, atol=2e-6 + tie, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", row_invariant_kernels(), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(("inputs", "outputs"), SIZES)
+@pytest.mark.parametrize("rows", [1, 16, 17, 49])
+def test_large_products_are_exact_to_rounding_and_rows_of_them_do_not_depend_on_neighbours(
+    kernel, inputs, outputs, rows
+):
+    x, weight = large(rows, inputs, outputs)
+    left, right = factors(kernel, x, weight)
+    linear = kernel.pack(weight)
+    found = linear(x)
+    tie = 1e-4 if kernel.name == "compiled-int8" else 1e-5
+    torch.testing.assert_close(found.double(), left @ right.T, atol=tie, rtol=1e-5)
+    for size in (1, 18):
+        assert torch.equal(torch.cat([linear(part) for part in x.split(size)]), found)
 
 
 @pytest.mark.parametrize("kernel", packed_kernels(), ids=lambda kernel: kernel.name)

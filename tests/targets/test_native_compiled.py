@@ -90,6 +90,34 @@ def test_long_prompts_run_in_chunks(llama, kernel):
     assert_close_together(found, expected, kernel)
 
 
+@pytest.fixture(scope="module", params=[(32, 96), (416, 448)], ids=str)
+def whole_tiles(request, make_model):
+    """Models whose MLP is as wide as tiles are, so that its gate is part of a product; one deeper than a part."""
+    hidden, intermediate = request.param
+    tiny = make_model("Llama", hidden_size=hidden, intermediate_size=intermediate)
+    with torch.no_grad():
+        for matrix in (weight for weight in tiny.model.parameters() if weight.dim() == 2):
+            matrix.mul_((32 / hidden) ** 0.5)  # wide layers of large weights would magnify every rounding
+    tiny.model.save_pretrained(tiny.directory)
+    return tiny
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_gate_within_its_product_is_the_gate_behind_it_and_each_rows_own(whole_tiles, threads, kernel):
+    tokens, before = torch.arange(50) % 60, torch.get_num_threads()
+    target = load(whole_tiles, kernel)
+    expected = run(oracle_of(whole_tiles, kernel), (len(tokens),), tokens)[:2]
+    torch.set_num_threads(threads)
+    try:
+        found = run(target, (len(tokens),), tokens)[:2]
+        in_pieces = run(target, (1, 17, 32), tokens)[:2]
+    finally:
+        torch.set_num_threads(before)
+    assert_close_together(found, expected, kernel)
+    for one, other in zip(found, in_pieces, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_it_is_the_choice_for_bfloat16_weights_without_bfloat16_instructions(llama):
     assert isinstance(load(llama, "auto").kernel, CompiledKernel)
 

@@ -66,6 +66,7 @@ class EngineCore:
         gamma = max((one.drafter.info.gamma for one in strategies if one.drafter is not None), default=1)
         self._runner = Runner(target, self.memory, features, planner, self._watch, most, gamma)
         self.last: StepStats | None = None
+        self._resting = False
         self._waiting: WaitingQueue[Running] = WaitingQueue()
         self._requests: dict[int, Running] = {}
         self._began: dict[int, Mapping[str, float]] = {}
@@ -132,7 +133,7 @@ class EngineCore:
         for running in [one for one in self._requests.values() if one.late(self.clock())]:
             self._stop(running, "deadline")
         seated = [running for running in self._requests.values() if running.seated]
-        step = plan_step(seated, self._waiting, self.options, self.memory, self._appetite())
+        step = plan_step(seated, self._waiting, self.options, self.memory, self._resting)
         for running in step.entered:
             self._began.setdefault(running.key, before)
         commits: Commits = []
@@ -142,21 +143,11 @@ class EngineCore:
             for running, commit in commits:
                 self._untold.append(self._tell(running, commit))
         self._watch.lap("other")
+        self._resting = ran.proposal.resting
         self.last = self._stats(ran, step, before)
         self._learn(ran, self.last)
         events, self._untold = self._untold, []
         return events
-
-    def _appetite(self) -> float:
-        """Drafts a request that the next round may well verify: twice what the last one did, and one.
-
-        The scheduler can thus ask for more and more, but prompts need not wait for drafts that it does not want. What
-        is fixed depends on no other round: texts of a seed rest on it.
-        """
-        last = self.last
-        if self.options.scheduler.name == "fixed" or last is None or last.requests == 0:
-            return math.inf
-        return 1 + 2 * last.verified / last.requests
 
     def _learn(self, ran: Ran, stats: StepStats) -> None:
         """Correct the cost table by a step that was a round and nothing else."""

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import time
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +21,9 @@ from dspark.nn.processor import processor_flags, processor_name
 from dspark.targets.native import NativeTarget
 from dspark.targets.registry import LoadedTarget
 from dspark.version import __version__
+
+ROUGH_SECONDS = 24 * 3600.0
+"""How long a rough profile does: its noise decides what can be told apart, and another day may be calmer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +71,31 @@ class ProfileStore:
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = cache_root() / "profiles" if directory is None else directory
 
-    def path(self, key: ProfileKey) -> Path:
+    def path(self, key: ProfileKey, rough: bool = False) -> Path:
         """Where the profile of `key` lies, or would lie."""
-        return self._directory / f"{sha256(key.subject().encode()).hexdigest()[:16]}.json"
+        return self._directory / f"{sha256(key.subject().encode()).hexdigest()[:16]}{'-rough' * rough}.json"
 
-    def load(self, key: ProfileKey) -> RoundProfile | None:
-        """The profile of exactly `key`; None if there is none, or none that can be read."""
+    def load(self, key: ProfileKey, rough: bool = False) -> RoundProfile | None:
+        """The profile of exactly `key`; None if there is none, none that can be read, or a `rough` one of yesterday."""
         if not key.known:
             return None
+        path = self.path(key, rough)
         try:
-            profile = RoundProfile.from_json(json.loads(self.path(key).read_text(encoding="utf-8")))
+            if rough and time.time() - path.stat().st_mtime > ROUGH_SECONDS:
+                return None
+            profile = RoundProfile.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, DsparkError):
             return None
         return profile if profile.table.subject == key.subject() else None
 
-    def save(self, profile: RoundProfile, key: ProfileKey) -> None:
+    def save(self, profile: RoundProfile, key: ProfileKey, rough: bool = False) -> None:
         """Keep `profile` in place of an older one, unless `key` could be that of other models too.
 
         Best effort: a cache that cannot be written only costs time.
         """
         if not key.known:
             return
-        path = self.path(key)
+        path = self.path(key, rough)
         partial = path.with_suffix(f".{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -67,11 +67,6 @@ class RoundProfile:
         known = self.table.requests[-1] if drafted_together else max(self.table.spread, default=1)
         return known >= requests
 
-    @property
-    def thorough(self) -> bool:
-        """Whether it was asked for (`dspark profile`): a start takes time for one context only."""
-        return len(self.table.contexts) > 1
-
     def resolved(self, most: int, context: float) -> bool:
         """Whether verifying 1 ... `most` + 1 tokens differs by more than the measurement's noise."""
         return self.table.round_seconds(1, 1, most, context).resolved

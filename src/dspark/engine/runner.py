@@ -4,7 +4,7 @@ Shapes: B requests with rounds, N rows of the forward, V vocabulary, d width, m 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from dspark.engine.judging import judge_each
 from dspark.engine.memory import EngineMemory
 from dspark.engine.ragged import extend_ragged, forward_ragged
 from dspark.engine.result import Commit
-from dspark.engine.round_planner import RoundPlanner
+from dspark.engine.round_planner import RoundPlanner, handed_on
 from dspark.engine.running import Running
 from dspark.engine.step_plan import Chunk, Step
 from dspark.engine.stopwatch import Stopwatch
@@ -39,7 +39,8 @@ Judged = Verdict | SamplingError
 class Proposal:
     """Drafts of every member, and how many of them go through the target; no plan where nobody may draft.
 
-    `context` is the mean number of positions that a member's caches hold.
+    `context` is the mean number of positions that a member's caches hold. `resting`: the scheduler would not draft,
+    whatever room there was.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Proposal:
     lengths: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     context: float = 0.0
+    resting: bool = False
 
     @property
     def drafting(self) -> int:
@@ -144,7 +146,7 @@ class Runner:
 
     def _run(self, step: Step[Running], commits: Commits) -> Ran:
         prefill_tokens = sum(chunk.count for chunk in step.prefills)
-        proposal = self._propose(step.decodes, step.drafts)
+        proposal = self._propose(step)
         rows = _rows(proposal, step.prefills)
         if not rows.token_ids:
             return Ran(commits, proposal, [], 0)
@@ -161,19 +163,27 @@ class Runner:
         self._report(proposal, accepted)
         return Ran(commits, proposal, accepted, prefill_tokens)
 
-    def _propose(self, decodes: Sequence[Running], room: int) -> Proposal:
-        """Plan, draft, and choose lengths: at most `room` drafts in all."""
-        if not decodes:
+    def _propose(self, step: Step[Running]) -> Proposal:
+        """Plan, draft, and choose lengths: at most `step.drafts` in all.
+
+        The plan is made as if there were `step.open`, or a scheduler that rests could never see what room would bring.
+        """
+        if not step.decodes:
             return Proposal()
-        proposal = Proposal(grouped(decodes, room))
+        proposal = Proposal(grouped(step.decodes, step.drafts))
         members = proposal.members
         proposal.lengths = proposal.drafted = [len(member.copies) for member in members]
         proposal.context = float(np.mean([member.running.computed for member in members]))
-        batch = self._batch(members, len(members) + room - sum(proposal.lengths))
+        others = len(members) - sum(proposal.lengths)
+        batch = self._batch(members, others + step.open)
         if batch is None:
             return proposal
         self._watch.lap("other")
-        plan = proposal.plan = self._planner.plan(batch)
+        plan = self._planner.plan(batch)
+        proposal.resting = not plan.drafts
+        if step.drafts < step.open:
+            plan = handed_on(plan, replace(batch, max_tokens=others + step.drafts))
+        proposal.plan = plan
         self._watch.lap("schedule")
         if plan.drafts:
             proposal.confidences = np.concatenate([group.draft(batch.gamma) for group in proposal.groups])

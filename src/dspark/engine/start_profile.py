@@ -20,7 +20,7 @@ WORTH_KEEPING = 0.05
 """A brief profile noisier than this is used, but measured again at the next start."""
 
 WORTH_SERVING = 0.2
-"""The same where it is for many requests: the times of real rounds correct it (`OnlineCost`)."""
+"""A noisier one for many requests does for the starts of a day: the times of real rounds correct it (`OnlineCost`)."""
 
 SEED = 0
 
@@ -37,14 +37,14 @@ def start_profile(
         return None
     store, key = store or ProfileStore(), ProfileKey.of(models)
     requests = requests if isinstance(models.target, RaggedTarget) else 1
-    kept, together = store.load(key), isinstance(models.drafter, BatchDrafter)
-    most = WORTH_SERVING if requests > 1 else WORTH_KEEPING
-    if kept is not None and kept.serves(requests, together) and (kept.thorough or kept.table.noise <= most):
-        return kept
+    for kept in (store.load(key), store.load(key, rough=True) if requests > 1 else None):
+        if kept is not None and kept.serves(requests, isinstance(models.drafter, BatchDrafter)):
+            return kept
     profile = _measured(models.target, models.drafter, key.subject(), clock or clock_of(models.device), requests)
-    for_more = kept is not None and kept.serves(requests + 1, together)  # is not given up for fewer
-    if profile is not None and profile.table.noise <= most and not for_more:
+    if profile is not None and profile.table.noise <= WORTH_KEEPING:
         store.save(profile, key)
+    elif profile is not None and requests > 1 and profile.table.noise <= WORTH_SERVING:
+        store.save(profile, key, rough=True)
     return profile
 
 

@@ -1,6 +1,5 @@
 """Who takes part in a step, and with how many rows. No tensors, no clock: requests, limits and pages decide."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -74,6 +73,7 @@ class Chunk(Generic[R]):
 class Step(Generic[R]):
     """One step. All requests have pages for what they write, `drafts` rows are left for the drafts of all rounds.
 
+    `open` rows would be left if resting rounds gave prompts none of theirs: what a scheduler has to think of.
     `entered` got a seat (and are among `prefills`), `preempted` lost theirs and wait again.
     """
 
@@ -82,6 +82,7 @@ class Step(Generic[R]):
     entered: list[R] = field(default_factory=list)
     preempted: list[R] = field(default_factory=list)
     drafts: int = 0
+    open: int = 0
 
     @property
     def hits(self) -> int:
@@ -95,13 +96,13 @@ def plan_step(
     waiting: WaitingQueue[R],
     limits: Limits,
     memory: StepMemory[R],
-    appetite: float = math.inf,
+    resting: bool = False,
 ) -> Step[R]:
     """The next step of the `seated` requests and of those that enter; `waiting` and `memory` change with it.
 
     Every decoding request takes part with its anchor, so that decoding never stalls while prompts are read. Prompts,
-    the oldest first, get what rows the drafts do not want, and `prefill_chunk` rows even if drafts must give way. What
-    they want is `appetite` rows a request in the mean, or all that rounds may propose if that is less.
+    the oldest first, get what rows the drafts do not want, and `prefill_chunk` rows even if drafts must give way. That
+    is all that rounds may propose, or one row a request where rounds are `resting`, for a probe.
 
     A request enters when there are pages for its whole prompt and one more for everybody seated, in order of arrival,
     nobody overtakes. A round that lacks pages takes those of the youngest seated request, never of an older one, and
@@ -111,8 +112,8 @@ def plan_step(
     order = sorted(seated, key=lambda request: request.key)
     _plan_rounds(step, order, waiting, memory)
     rows = limits.max_batched_tokens - len(step.decodes)
-    wanted = min(sum(request.drafts for request in step.decodes), appetite * len(step.decodes)) if step.decodes else 0
-    reading = max(rows - math.ceil(wanted), min(rows, limits.prefill_chunk))
+    wanted, chunk = sum(request.drafts for request in step.decodes), min(rows, limits.prefill_chunk)
+    reading = max(rows - (min(wanted, len(step.decodes)) if resting else wanted), chunk)
     for request in order:
         reading -= _read_on(step, request, min(reading, limits.prefill_chunk))
     taken = len(order)
@@ -122,7 +123,8 @@ def plan_step(
         taken += 1
         step.entered.append(waiting.pop())
         reading -= _read_on(step, step.entered[-1], min(reading, limits.prefill_chunk))
-    step.drafts = rows - sum(chunk.count for chunk in step.prefills)
+    step.drafts = rows - sum(prefill.count for prefill in step.prefills)
+    step.open = max(step.drafts, min(wanted, rows - chunk))
     return step
 
 

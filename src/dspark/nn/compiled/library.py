@@ -138,7 +138,7 @@ def _open() -> ctypes.CDLL:
 
 def _try_product(library: ctypes.CDLL, packing: int) -> None:
     """A product of odd sizes against torch: a library that this processor runs wrongly is worse than none."""
-    rows, inputs, outputs = 7, 133, 5
+    rows, inputs, outputs = 19, 833, 37
     x = torch.arange(rows * inputs).view(rows, inputs).remainder(11).float()
     weight = torch.arange(outputs * inputs).view(outputs, inputs).remainder(3).sub(1).bfloat16()
     packed = torch.empty(library.dspark_packed_size(outputs, inputs, packing), dtype=torch.uint8)
@@ -147,7 +147,7 @@ def _try_product(library: ctypes.CDLL, packing: int) -> None:
     library.dspark_linear(
         x.data_ptr(), rows, inputs, packed.data_ptr(), None, outputs, product.data_ptr(), packing, 1
     )  # fmt: skip
-    if not torch.allclose(product, x @ weight.float().T, atol=0.1):  # int8 rounds; a wrong sum is off by 1 or more
+    if not torch.allclose(product, x @ weight.float().T, atol=0.4):  # int8 rounds; a wrong sum is off by 1 or more
         raise DependencyError("the compiled decoder kernels compute wrongly on this processor; please report it")
 
 
