@@ -3,14 +3,18 @@
 The drafter's law is the target's, as long as its pages hold the right context: then every draft survives.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Container, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
 from dspark.core.hashed_law import HashedLaw
 from dspark.drafters.fake import FakeDrafter
+from dspark.engine.core import EngineCore
 from dspark.nn.pages import PAGE, PagedCache, PagePool
+from dspark.scheduling.round import Batch, Plan
 from dspark.targets.fake import FakeTarget
 from dspark.types import TargetOutput
 
@@ -92,3 +96,14 @@ class PagedDrafter(FakeDrafter):
             write(cache, cache.length, [(MASK, MASK)] * gamma)
         assert isinstance(self.law, HashedLaw)
         return PagedBlocks(self.law, texts)
+
+
+def rest(core: EngineCore, rounds: Container[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the scheduler draft all it may but in some rounds, the first being 0, where it rests."""
+    number = itertools.count()
+
+    def plan(batch: Batch) -> Plan:
+        now = next(number)
+        return Plan(batch, now, drafts=now not in rounds and batch.room > 0, full=True)
+
+    monkeypatch.setattr(core._runner._planner.scheduler, "plan", plan)

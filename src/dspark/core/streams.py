@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -47,12 +49,22 @@ class RandomStreams:
 
 
 class UniformReader:
-    """Reads the uniforms of many requests with one generator, as making a generator costs more than its numbers."""
+    """Reads the uniforms of many requests with one generator, as making a generator costs more than its numbers.
 
-    def __init__(self) -> None:
-        self._philox = np.random.Philox(key=0)
-        self._random = np.random.Generator(self._philox)
-        self._state = self._philox.state
+    It is made when the first of them is read: greedy requests read none.
+    """
+
+    @cached_property
+    def _philox(self) -> np.random.Philox:
+        return np.random.Philox(key=0)
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        return np.random.Generator(self._philox)
+
+    @cached_property
+    def _state(self) -> Any:
+        return self._philox.state
 
     def read(self, seed: int, stream: Stream, start: int, count: int) -> list[float]:
         """What `RandomStreams(seed).uniforms(stream, start, count)` gives."""

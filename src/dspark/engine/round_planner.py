@@ -15,6 +15,9 @@ from dspark.scheduling.scheduler import Scheduler
 class RoundPlanner:
     """Plans each round as it begins: the reference loop."""
 
+    looks_ahead = False
+    """Whether it makes use of what it is told to expect."""
+
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
 
@@ -43,6 +46,8 @@ class AheadPlanner(RoundPlanner):
     leaves its share of the budget to the others, one that has joined gets some of it; a plan none of whose requests is
     left is made anew. What joins and leaves is settled by rounds that are over, so no draft of this round has a say.
     """
+
+    looks_ahead = True
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)

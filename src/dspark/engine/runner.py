@@ -17,7 +17,8 @@ from dspark.engine.drafted_round import Group, Member, grouped
 from dspark.engine.features import FeatureRows
 from dspark.engine.judging import judge_each
 from dspark.engine.memory import EngineMemory
-from dspark.engine.ragged import extend_ragged, forward_ragged
+from dspark.engine.owed import OwedFeatures
+from dspark.engine.ragged import forward_ragged
 from dspark.engine.result import Commit
 from dspark.engine.round_planner import RoundPlanner, handed_on
 from dspark.engine.running import Running
@@ -26,7 +27,10 @@ from dspark.engine.stopwatch import Stopwatch
 from dspark.errors import SamplingError
 from dspark.scheduling.arrays import Floats
 from dspark.scheduling.round import Batch, Outcome, Plan
-from dspark.types import Cache, Target, TargetOutput, Verdict, as_ids
+from dspark.types import Target, TargetOutput, Verdict, as_ids
+
+OWED = 8
+"""Rounds that drafters are shown together while the scheduler rests: a call for each would cost several times that."""
 
 Commits = list[tuple[Running, Commit]]
 """What requests were given, in order."""
@@ -131,42 +135,50 @@ class Runner:
     ) -> None:
         self._target, self._memory, self._features = target, memory, features
         self._planner, self._watch, self._max_tokens, self._gamma = planner, watch, max_tokens, gamma
+        self._owed = OwedFeatures()
 
     def run(self, step: Step[Running], commits: Commits) -> Ran:
         """Do what `step` plans, and append to `commits` whatever is committed, even if something raises later.
 
         Then caches are as before, and the requests can go on; who alone cannot be judged ends alone, with an `error`.
         """
+        proposal = self._plan(step)
+        if proposal.drafting:
+            self._settle()  # before anything that could be taken back
         before = Checkpoint([*step.decodes, *(chunk.request for chunk in step.prefills)])
         try:
-            return self._run(step, commits)
+            return self._run(step, proposal, commits)
         except BaseException:
             before.restore()
+            self._owed.forgive()
             raise
 
-    def _run(self, step: Step[Running], commits: Commits) -> Ran:
+    def _run(self, step: Step[Running], proposal: Proposal, commits: Commits) -> Ran:
         prefill_tokens = sum(chunk.count for chunk in step.prefills)
-        proposal = self._propose(step)
+        self._draft(proposal)
         rows = _rows(proposal, step.prefills)
         if not rows.token_ids:
             return Ran(commits, proposal, [], 0)
-        self._planner.expect(self._forecast(proposal, step.prefills))
+        if self._planner.looks_ahead:
+            self._planner.expect(self._forecast(proposal, step.prefills))
         output = self._forward(rows)
         verdicts = self._verdicts(proposal, step.prefills, output.last_hidden[rows.judged]) if rows.judged else []
         self._watch.lap("verify")
         self._commit(proposal, step.prefills, verdicts, commits)
         self._watch.lap("other")
         self._keep(rows, output)
+        if step.prefills or not proposal.resting or self._owed.most >= OWED:
+            self._settle()
         self._watch.lap("draft")
         judged = verdicts[: len(proposal.lengths)]
         accepted = [0 if isinstance(verdict, SamplingError) else verdict.accepted for verdict in judged]
         self._report(proposal, accepted)
         return Ran(commits, proposal, accepted, prefill_tokens)
 
-    def _propose(self, step: Step[Running]) -> Proposal:
-        """Plan, draft, and choose lengths: at most `step.drafts` in all.
+    def _plan(self, step: Step[Running]) -> Proposal:
+        """Who drafts with whom, and the plan of the round: at most `step.drafts` in all.
 
-        The plan is made as if there were `step.open`, or a scheduler that rests could never see what room would bring.
+        It is made as if there were `step.open`, or a scheduler that rests could never see what room would bring.
         """
         if not step.decodes:
             return Proposal()
@@ -185,15 +197,21 @@ class Runner:
             plan = handed_on(plan, replace(batch, max_tokens=others + step.drafts))
         proposal.plan = plan
         self._watch.lap("schedule")
+        return proposal
+
+    def _draft(self, proposal: Proposal) -> None:
+        """Draft as planned, and choose lengths."""
+        members, plan = proposal.members, proposal.plan
+        if plan is None:
+            return
         if plan.drafts:
-            proposal.confidences = np.concatenate([group.draft(batch.gamma) for group in proposal.groups])
+            proposal.confidences = np.concatenate([group.draft(plan.batch.gamma) for group in proposal.groups])
             proposal.drafted = [len(drafts) for group in proposal.groups for drafts in group.sampler.drafts]
             self._watch.lap("draft")
         chosen = self._planner.scheduler.lengths(plan, proposal.confidences).tolist()
         drafts = zip(members, chosen, proposal.drafted, strict=True)
         proposal.lengths = [len(member.copies) or min(length, drafted) for member, length, drafted in drafts]
         self._watch.lap("schedule")
-        return proposal
 
     def _batch(self, members: Sequence[Member], max_tokens: int) -> Batch | None:
         """What the scheduler is told of the members; None if none of them may draft. Gamma is always the same."""
@@ -249,26 +267,37 @@ class Runner:
                 commits.append((running, running.request.commit_first(verdict)))
 
     def _keep(self, rows: Rows, output: TargetOutput) -> None:
-        """Show drafters the positions that were kept, and let others share them."""
+        """Owe drafters the positions that were kept; let others share what nobody's drafter is owed."""
         first, by_drafter = 0, dict[int, list[tuple[Running, int, int]]]()
         for running, count in zip(rows.owners, rows.counts, strict=True):
-            if running.draft_cache is not None and running.finish_reason is None:
-                kept = running.computed - running.draft_cache.length
-                by_drafter.setdefault(id(running.strategy.drafter), []).append((running, first, kept))
-            first += count
-        for shown in by_drafter.values():
-            self._show(shown, output.features)
-        for running in rows.owners:
             if running.finish_reason is None:
-                self._memory.commit(running)
+                if running.draft_cache is None:
+                    self._memory.commit(running)
+                else:
+                    kept = running.computed - running.draft_cache.length - self._owed.of(running)
+                    by_drafter.setdefault(id(running.strategy.drafter), []).append((running, first, kept))
+            first += count
+        for kept_rows in by_drafter.values():
+            self._owe(kept_rows, output.features)
 
-    def _show(self, shown: Sequence[tuple[Running, int, int]], features: Tensor) -> None:
-        strategy = shown[0][0].strategy
+    def _owe(self, kept_rows: Sequence[tuple[Running, int, int]], features: Tensor) -> None:
+        owners, firsts, counts = zip(*kept_rows, strict=True)
+        strategy = owners[0].strategy
         assert strategy.drafter is not None
-        rows = torch.cat([torch.arange(first, first + kept) for _, first, kept in shown])
-        caches: list[Cache] = [running.draft_cache for running, _, _ in shown if running.draft_cache is not None]
-        counts = [kept for _, _, kept in shown]
-        extend_ragged(strategy.drafter, self._features.of(strategy, features, rows), caches, counts)
+        before = np.cumsum(counts) - counts
+        rows = torch.from_numpy(np.arange(sum(counts)) + np.repeat(np.array(firsts) - before, counts))
+        self._owed.add(strategy.drafter, owners, counts, self._features.of(strategy, features, rows))
+
+    def _settle(self) -> None:
+        """Show drafters what they are owed, and let others share it."""
+        try:
+            for running in self._owed.settle():
+                if running.finish_reason is None:
+                    self._memory.commit(running)
+        except BaseException:
+            self._owed.forgive()
+            raise
+        self._watch.lap("draft")
 
     def _report(self, proposal: Proposal, accepted: Sequence[int]) -> None:
         self._planner.settle()

@@ -1,0 +1,77 @@
+"""Drafters that are shown several rounds together know what those know that are shown each at once."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dspark.engine.core import EngineCore
+from dspark.engine.engine_options import EngineOptions
+from dspark.engine.runner import OWED
+from dspark.engine.strategy import Strategy
+from dspark.scheduling.registry import SchedulerConfig
+from dspark.types import SamplingParams
+from tests.engine.paged import PagedDrafter, PagedTarget, rest
+
+V, GAMMA = 5, 3
+
+
+def engine(pages: int = 40, plain: bool = False) -> tuple[PagedDrafter, EngineCore]:
+    target = PagedTarget(V, 1)
+    drafter = PagedDrafter(target, GAMMA)
+    options = EngineOptions(3, 32, 16, pages=pages, scheduler=SchedulerConfig("fixed", park=False), lookup=None)
+    return drafter, EngineCore(target, [] if plain else [Strategy("drafts", drafter)], options)
+
+
+def texts(core: EngineCore, prompts: Iterable[tuple[list[int], int]], aborted: int | None = None) -> list[list[int]]:
+    """What each prompt is answered, in as many tokens as it says; the third step ends the `aborted` one."""
+    told: dict[int, list[int]] = {}
+    for prompt, most in prompts:
+        told[core.add(prompt, SamplingParams(0.0, max_tokens=most, ignore_eos=True))] = []
+    for step in range(1000):
+        if step == 3 and aborted is not None:
+            core.abort(aborted)
+        for event in core.step():
+            told[event.request_id] += event.token_ids
+        assert core.last is not None
+        assert core.last.accepted == core.last.verified, "a draft fell: the drafter's pages hold another context"
+        if core.idle:
+            assert core.memory.manager.used == 0
+            return list(told.values())
+    raise AssertionError("the engine does not come to an end")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    prompts=st.lists(
+        st.tuples(st.lists(st.integers(0, V - 1), min_size=1, max_size=40), st.integers(1, 40)), max_size=6, min_size=1
+    ),
+    rounds=st.sets(st.integers(0, 60)),
+    pages=st.integers(6, 20),
+    aborted=st.none() | st.integers(0, 5),
+)
+def test_whenever_it_rests_drafters_know_all_when_they_draft(
+    prompts: list[tuple[list[int], int]], rounds: set[int], pages: int, aborted: int | None
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        _, core = engine(pages)
+        rest(core, rounds, patch)
+        found = texts(core, prompts, aborted)
+    expected = texts(engine(plain=True)[1], prompts)
+    for request, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert one == (other[: len(one)] if request == aborted else other)
+
+
+def test_rounds_of_a_rest_are_shown_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, core = engine()
+    rest(core, range(100), monkeypatch)
+    shown: list[list[int]] = []
+    extend = drafter.extend_ragged
+    monkeypatch.setattr(
+        drafter,
+        "extend_ragged",
+        lambda rows, caches, counts: (shown.append(list(counts)), extend(rows, caches, counts)),
+    )
+    texts(core, [([1, 2], 3 * OWED), ([3], 3 * OWED)])
+    assert shown == [[2, 1], [OWED, OWED], [OWED, OWED]]
