@@ -1,15 +1,17 @@
 """Drafters that are shown several rounds together know what those know that are shown each at once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from dspark.engine.core import EngineCore
 from dspark.engine.engine_options import EngineOptions
 from dspark.engine.runner import OWED
 from dspark.engine.strategy import Strategy
+from dspark.nn.pages import PagedCache
 from dspark.scheduling.registry import SchedulerConfig
 from dspark.types import SamplingParams
 from tests.engine.paged import PagedDrafter, PagedTarget, rest
@@ -75,3 +77,50 @@ def test_rounds_of_a_rest_are_shown_together(monkeypatch: pytest.MonkeyPatch) ->
     )
     texts(core, [([1, 2], 3 * OWED), ([3], 3 * OWED)])
     assert shown == [[2, 1], [OWED, OWED], [OWED, OWED]]
+
+
+def test_a_request_that_gave_its_pages_back_is_owed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The younger is sent away in debt as the older needs a page, and comes back when that one has ended."""
+    _, core = engine(pages=5)
+    rest(core, range(8), monkeypatch)
+    prompts = [([1] * 30, 9), ([2] * 25, 20)]
+    found = texts(core, prompts)
+    assert found == texts(engine(plain=True)[1], prompts)
+
+
+@pytest.mark.parametrize("after", range(1, 12))
+@pytest.mark.parametrize("rounds", [range(30), range(9)], ids=["resting on", "drafting again"])
+def test_drafters_that_fail_at_their_second_request_leave_no_debt_half_paid(
+    after: int, rounds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, core = engine()
+    rest(core, rounds, monkeypatch)
+    prompts = [([1, 2], 30), ([3], 30), ([2] * 20, 30)]
+    told: dict[int, list[int]] = {
+        core.add(p, SamplingParams(0.0, max_tokens=n, ignore_eos=True)): [] for p, n in prompts[:2]
+    }
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            for event in core.step():
+                told[event.request_id] += event.token_ids
+
+    steps(after)
+    told[
+        core.add(prompts[2][0], SamplingParams(0.0, max_tokens=30, ignore_eos=True))
+    ] = []  # read while others are in debt
+    extend = drafter.extend_ragged
+
+    def broken(rows: Tensor, caches: Sequence[PagedCache], counts: Sequence[int]) -> None:
+        extend(rows[: counts[0]], caches[:1], counts[:1])
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter, "extend_ragged", broken)
+        with pytest.raises(MemoryError):
+            steps(10)
+    while not core.idle:
+        steps(1)
+        assert core.last is not None
+        assert core.last.accepted == core.last.verified, "a draft fell: the drafter's pages hold another context"
+    assert list(told.values()) == texts(engine(plain=True)[1], prompts)

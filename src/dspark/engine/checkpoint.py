@@ -16,12 +16,14 @@ class Checkpoint:
         """Take both caches back to where they were, or to what was committed for good since then.
 
         Tokens that the step committed stay: a request whose caches end before its anchor reads on, as a prompt does.
+        One whose drafter had been shown less than its target reads that again.
         """
         for running, target, draft in self._held:
             safe = 0 if running.lease is None else running.lease.length
-            _cut(running.target_cache, max(target, safe))
             if running.draft_cache is not None:
                 _cut(running.draft_cache, max(draft, safe))
+                target = min(target, draft)
+            _cut(running.target_cache, max(target, safe))
 
 
 def _cut(cache: Cache, length: int) -> None:

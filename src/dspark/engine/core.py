@@ -143,7 +143,7 @@ class EngineCore:
             for running, commit in commits:
                 self._untold.append(self._tell(running, commit))
         self._watch.lap("other")
-        self._resting = ran.proposal.resting
+        self._resting = self._resting if ran.proposal.resting is None else ran.proposal.resting
         self.last = self._stats(ran, step, before)
         self._learn(ran, self.last)
         events, self._untold = self._untold, []
@@ -158,7 +158,7 @@ class EngineCore:
             context=ran.proposal.context,
             drafting=stats.drafting,
             verify_seconds=stats.verify_seconds,
-            draft_seconds=stats.draft_seconds,
+            draft_seconds=stats.draft_seconds - ran.proposal.repaid,
             overhead_seconds=stats.schedule_seconds + stats.other_seconds,
             requests=stats.requests,
         )

@@ -31,7 +31,7 @@ class OwedFeatures:
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        self._owed: dict[Running, int] = {}
+        self._owed: dict[int, int] = {}  # by the identity of caches, which live as long as their entries do
 
     @property
     def most(self) -> int:
@@ -40,7 +40,7 @@ class OwedFeatures:
 
     def of(self, running: Running) -> int:
         """Positions owed to the drafter of one request."""
-        return self._owed.get(running, 0)
+        return self._owed.get(id(running.draft_cache), 0)
 
     def add(self, drafter: Drafter, owners: Sequence[Running], counts: Sequence[int], features: Tensor) -> None:
         """Owe the next `counts[i]` positions of `owners[i]`, whose features [N, m * d] come in this order."""
@@ -49,7 +49,7 @@ class OwedFeatures:
         assert len(known) == len(owners)
         self._entries.append(Entry(drafter, owners, known, counts, features))
         for running, count in zip(owners, counts, strict=True):
-            self._owed[running] = self.of(running) + count
+            self._owed[id(running.draft_cache)] = self.of(running) + count
 
     def settle(self) -> list[Running]:
         """Show everything, and tell who has been shown something."""

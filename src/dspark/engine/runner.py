@@ -30,7 +30,7 @@ from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.types import Target, TargetOutput, Verdict, as_ids
 
 OWED = 8
-"""Rounds that drafters are shown together while the scheduler rests: a call for each would cost several times that."""
+"""Positions that a request's drafter may be owed while the scheduler rests: one call for all costs a fraction."""
 
 Commits = list[tuple[Running, Commit]]
 """What requests were given, in order."""
@@ -43,8 +43,8 @@ Judged = Verdict | SamplingError
 class Proposal:
     """Drafts of every member, and how many of them go through the target; no plan where nobody may draft.
 
-    `context` is the mean number of positions that a member's caches hold. `resting`: the scheduler would not draft,
-    whatever room there was.
+    `context` is the mean number of positions that a member's caches hold. `resting`: the scheduler would not draft in
+    the room there was; None if it was not asked. `repaid` are seconds that went to what rounds before had left owed.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -53,7 +53,8 @@ class Proposal:
     lengths: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     context: float = 0.0
-    resting: bool = False
+    resting: bool | None = None
+    repaid: float = 0.0
 
     @property
     def drafting(self) -> int:
@@ -140,11 +141,12 @@ class Runner:
     def run(self, step: Step[Running], commits: Commits) -> Ran:
         """Do what `step` plans, and append to `commits` whatever is committed, even if something raises later.
 
-        Then caches are as before, and the requests can go on; who alone cannot be judged ends alone, with an `error`.
+        Then caches are as before, or as drafters were last shown them, and the requests can go on; who alone cannot be
+        judged ends alone, with an `error`.
         """
         proposal = self._plan(step)
-        if proposal.drafting:
-            self._settle()  # before anything that could be taken back
+        if proposal.drafting and self._owed.most:
+            proposal.repaid = self._settle()  # before anything that could be taken back
         before = Checkpoint([*step.decodes, *(chunk.request for chunk in step.prefills)])
         try:
             return self._run(step, proposal, commits)
@@ -192,7 +194,7 @@ class Runner:
             return proposal
         self._watch.lap("other")
         plan = self._planner.plan(batch)
-        proposal.resting = not plan.drafts
+        proposal.resting = not plan.drafts and batch.room > 0
         if step.drafts < step.open:
             plan = handed_on(plan, replace(batch, max_tokens=others + step.drafts))
         proposal.plan = plan
@@ -288,8 +290,9 @@ class Runner:
         rows = torch.from_numpy(np.arange(sum(counts)) + np.repeat(np.array(firsts) - before, counts))
         self._owed.add(strategy.drafter, owners, counts, self._features.of(strategy, features, rows))
 
-    def _settle(self) -> None:
-        """Show drafters what they are owed, and let others share it."""
+    def _settle(self) -> float:
+        """Show drafters what they are owed, and let others share it; seconds that it took."""
+        before = self._watch.seconds.get("draft", 0.0)
         try:
             for running in self._owed.settle():
                 if running.finish_reason is None:
@@ -298,6 +301,7 @@ class Runner:
             self._owed.forgive()
             raise
         self._watch.lap("draft")
+        return self._watch.seconds["draft"] - before
 
     def _report(self, proposal: Proposal, accepted: Sequence[int]) -> None:
         self._planner.settle()
