@@ -80,11 +80,15 @@ def test_rounds_of_a_rest_are_shown_together(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_request_that_gave_its_pages_back_is_owed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The younger is sent away in debt as the older needs a page, and comes back when that one has ended."""
+    """The younger is sent away in debt, as the older needs a page for its last round, and comes back at once."""
     _, core = engine(pages=5)
-    rest(core, range(8), monkeypatch)
-    prompts = [([1] * 30, 9), ([2] * 25, 20)]
+    rest(core, range(20), monkeypatch)
+    sent_away: list[int] = []
+    unseat = core.memory.unseat
+    monkeypatch.setattr(core.memory, "unseat", lambda running: (sent_away.append(running.key), unseat(running)))
+    prompts = [([1] * 30, 17), ([2] * 5, 40)]
     found = texts(core, prompts)
+    assert sent_away == [1, 0, 1]
     assert found == texts(engine(plain=True)[1], prompts)
 
 
