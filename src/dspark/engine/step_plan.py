@@ -101,8 +101,8 @@ def plan_step(
     """The next step of the `seated` requests and of those that enter; `waiting` and `memory` change with it.
 
     Every decoding request takes part with its anchor, so that decoding never stalls while prompts are read. Prompts,
-    the oldest first, get what rows the drafts do not want, and `prefill_chunk` rows even if drafts must give way. That
-    is all that rounds may propose, or one row a request where rounds are `resting`, for a probe.
+    the oldest first, get what rows the drafts do not want, and `prefill_chunk` rows even if drafts must give way.
+    Drafts want all that rounds may propose, or one row a request, for a probe, where rounds are `resting`.
 
     A request enters when there are pages for its whole prompt and one more for everybody seated, in order of arrival,
     nobody overtakes. A round that lacks pages takes those of the youngest seated request, never of an older one, and
