@@ -68,27 +68,27 @@ def test_the_table_names_arms_and_loads(run, call):
 
 
 def test_interrupted_runs_are_reported_kept_and_not_made_again(run, call, tmp_path, monkeypatch):
-    arguments = (*call, "--arms", "plain,fixed", "--concurrency", 1, "--journal", tmp_path / "runs.jsonl", "--json")
+    arguments = (*call, "--arms", "plain,fixed", "--concurrency", "1,2", "--journal", tmp_path / "runs.jsonl", "--json")
     real, made = Benchmark.run, []
 
-    def interrupted(self, setting, watch):
-        if len(made) == 1:
+    def interrupted(self, settings, watch):
+        if made:
             raise KeyboardInterrupt
-        made.append(setting.arm)
-        return real(self, setting, watch)
+        made.extend(settings)
+        return real(self, settings, watch)
 
     monkeypatch.setattr(Benchmark, "run", interrupted)
     first = run(*arguments)
     assert first.status == 130
     report = json.loads(first.out)
-    assert [row["arm"] for row in report["rows"]] == made
+    assert {(row["arm"], row["concurrency"]) for row in report["rows"]} == {(one.arm, one.load.users) for one in made}
     assert report["finished"] is False
     monkeypatch.setattr(Benchmark, "run", real)
     second = run(*arguments)
     assert second.status == 0
-    kept = next(row for row in second.json["rows"] if row["arm"] == made[0])
-    assert kept["tokens_per_second"] == report["rows"][0]["tokens_per_second"]
-    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 3
+    kept = [row for row in second.json["rows"] if row["concurrency"] == made[0].load.users]
+    assert [row["tokens_per_second"] for row in kept] == [row["tokens_per_second"] for row in report["rows"]]
+    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 5
     run(*arguments, "--seed", 1).refused("another seed", "runs.jsonl")
 
 

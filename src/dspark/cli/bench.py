@@ -237,22 +237,23 @@ def _numbers(text: str, option: str, whole: bool) -> list[float]:
 
 
 def _run(
-    benchmark: "Benchmark", todo: "Sequence[Setting]", record: "RunJournal | None", quiet: bool
+    benchmark: "Benchmark", todo: "Sequence[Sequence[Setting]]", record: "RunJournal | None", quiet: bool
 ) -> "tuple[list[Done], bool]":
     """The runs that were made, and whether these are all."""
     from dspark.evaluation.bench.runs import make_runs
 
     done: list[Done] = []
-    with console.progress("Running", len(todo), quiet=quiet) as bar:
+    with console.progress("Running", sum(map(len, todo)), quiet=quiet) as bar:
 
-        def one(setting: "Setting"):  # type: ignore[no-untyped-def]
-            level, asked = setting.load.users or setting.load.rate, benchmark.amount.of(setting.load)[0]
-            remark = f"{setting.arm} at {level:g}"
-            return benchmark.run(setting, lambda ended: bar.show(len(done), f"{remark}: {ended} of {asked}"))
+        def some(settings: "Sequence[Setting]"):  # type: ignore[no-untyped-def]
+            load = settings[0].load
+            asked = len(settings) * benchmark.amount.of(load)[0]
+            remark = f"{len(settings)} arms at {load.users or load.rate:g}"
+            return benchmark.run(settings, lambda ended: bar.show(len(done), f"{remark}: {ended} of {asked}"))
 
         try:
-            for each in make_runs(iter(todo), one, record):
-                done.append(each)
+            for together in make_runs(todo, some, record):
+                done += together
                 bar.show(len(done), "")
         except KeyboardInterrupt:
             return done, False

@@ -12,12 +12,12 @@ from dspark.data.chat import user_turn
 from dspark.data.text import TextCodec
 from dspark.engine.profile_store import ProfileKey
 from dspark.evaluation.bench.arms import ARMS
-from dspark.evaluation.bench.drive import drive
 from dspark.evaluation.bench.engines import ArmEngines
 from dspark.evaluation.bench.load import Load
 from dspark.evaluation.bench.run_figures import RunFigures, run_figures
 from dspark.evaluation.bench.runs import Setting
 from dspark.evaluation.bench.trace import Run
+from dspark.evaluation.bench.turns import TurnClock, drive_in_turns
 from dspark.evaluation.bench.workload import Workload, mixed
 from dspark.evaluation.prompts import PromptSet
 from dspark.types import SamplingParams
@@ -60,14 +60,18 @@ class Benchmark:
         """What a run of `load` asks. Raises ConfigError if that cannot be."""
         return Workload(load, self.prompts, self.params, *self.amount.of(load), steady=self.amount.steady)
 
-    def run(self, setting: Setting, watch: Callable[[int], None] = lambda ended: None) -> RunFigures:
-        """One run. `watch` is told how many measured requests have ended."""
-        gc.collect()  # the engine before this one, before this one asks for as much memory
-        core = self.engines.build(ARMS[setting.arm])
-        run = drive(core, self.workload(setting.load), self.seed + setting.repeat, core.clock, watch=watch)
+    def run(self, settings: Sequence[Setting], watch: Callable[[int], None] = lambda ended: None) -> list[RunFigures]:
+        """Runs of several arms side by side, under one load. `watch` is told how many measured requests have ended."""
+        gc.collect()  # the engines before these, before these ask for as much memory
+        load, repeat = settings[0].load, settings[0].repeat
+        clocks = [TurnClock() for _ in settings]
+        cores = [self.engines.build(ARMS[one.arm], clock) for one, clock in zip(settings, clocks, strict=True)]
+        pairs = list(zip(cores, clocks, strict=True))
+        runs = drive_in_turns(pairs, self.workload(load), self.seed + repeat, watch=watch)
         if self.steps is not None:
-            _append_steps(self.steps, setting, run)
-        return run_figures(run)
+            for setting, run in zip(settings, runs, strict=True):
+                _append_steps(self.steps, setting, run)
+        return [run_figures(run) for run in runs]
 
     def common(self) -> dict[str, Any]:
         """What all runs have in common: what a journal is made with."""

@@ -15,6 +15,9 @@ from dspark.evaluation.bench.workload import Workload
 SILENT_STEPS = 10_000
 """So many steps in a row without a token mean that the engine turns on the spot."""
 
+TICK = 1e-6
+"""Least seconds to wait: less might vanish in the rounding of the clock."""
+
 ENDS = frozenset({"stop", "length"})
 """How a request may end that nobody aborted; an engine that gives up on one has lost it."""
 
@@ -32,11 +35,18 @@ def drive(
     Raises:
         EngineError: a request was lost, answered twice or at the wrong length, or the engine stands still.
     """
-    return _Drive(core, workload, seed, clock, wait).run(watch)
+    drive = Drive(core, workload, seed, clock, wait)
+    while drive.left:
+        drive.go_on()
+        watch(workload.requests - drive.left)
+    return drive.end()
 
 
-class _Drive:
-    """`open` are requests that were sent and have not ended, by the engine's ids; `left` measured ones among all."""
+class Drive:
+    """A run on its way: `go_on` while measured requests are `left`, then `end` it. It has given `tokens` so far.
+
+    `_open` are requests that were sent and have not ended, by the engine's ids.
+    """
 
     def __init__(
         self, core: ServingCore, workload: Workload, seed: int, clock: Clock, wait: Callable[[float], None]
@@ -49,17 +59,19 @@ class _Drive:
         self._used: set[int] = set()
         self._everyone: list[RequestTrace] = []
         self._steps: list[StepTrace] = []
-        self._silent = 0
-        self._warming, self._left = workload.warmup, workload.requests
+        self._silent = self.tokens = 0
+        self._warming, self.left = workload.warmup, workload.requests
 
-    def run(self, watch: Callable[[int], None]) -> Run:
-        while self._left:
-            self._send()
-            if self._core.idle:
-                self._rest()
-                continue
+    def go_on(self) -> None:
+        """Send what is due, and let the engine make a step, or wait where it has nothing to do."""
+        self._send()
+        if self._core.idle:
+            self._rest()
+        else:
             self._step()
-            watch(self._workload.requests - self._left)
+
+    def end(self) -> Run:
+        """Let go of what kept the load up; what was seen."""
         end = self._last
         self._abort_rest()
         steps = [step for step in self._steps if self._start < step.ended <= end]
@@ -87,13 +99,14 @@ class _Drive:
         """Nothing runs: until the next arrival, unless somebody waits for an answer."""
         if self._open:
             raise EngineError(f"the engine is idle, but {self._unfinished()} never ended: lost")
-        self._wait(max(self._sender.next - self._clock(), 0.0))
+        self._wait(max(self._sender.next - self._clock(), TICK))
 
     def _step(self) -> None:
         before = self._clock()
         events = self._core.step()
         now = self._clock()
         tokens = sum(self._take(event, now) for event in events)
+        self.tokens += tokens
         self._silent = 0 if events else self._silent + 1
         if self._silent > SILENT_STEPS:
             raise EngineError(f"nothing came of {SILENT_STEPS} steps in a row; {self._unfinished()} still wait")
@@ -126,7 +139,7 @@ class _Drive:
             if not self._warming:
                 self._start = now
         elif self._counts(trace):
-            self._left -= 1
+            self.left -= 1
 
     def _check(self, event: Event, trace: RequestTrace) -> None:
         whole = trace.tokens if event.result is None else len(event.result.token_ids)

@@ -1,6 +1,7 @@
 """An engine for every arm, all on the same loaded models."""
 
 import copy
+import time
 import warnings
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +12,7 @@ from dspark.engine.core import EngineCore
 from dspark.engine.engine_options import EngineOptions
 from dspark.engine.models import Models
 from dspark.engine.start_profile import start_profile
+from dspark.engine.stopwatch import Clock
 from dspark.engine.strategy import Strategy
 from dspark.engine.survival_models import survival_models
 from dspark.evaluation.bench.arms import Arm, DraftedBy
@@ -36,14 +38,14 @@ class ArmEngines:
     notes: list[str] = field(default_factory=list)
     _profiled: list[CostTable | None] = field(default_factory=list)
 
-    def build(self, arm: Arm) -> EngineCore:
+    def build(self, arm: Arm, clock: Clock = time.perf_counter) -> EngineCore:
         """A fresh engine for `arm`. Raises FormatError where there is no drafter."""
         options = replace(self.options, scheduler=arm.scheduler, strategy=arm.drafted_by)
         strategies = () if arm.drafted_by == "none" else (self._strategy(arm),)
         cost = self._cost(arm.drafted_by)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            core = EngineCore(self.models.target, strategies, options, cost)
+            core = EngineCore(self.models.target, strategies, options, cost, clock)
         for warning in caught:
             self._note(f"{arm.title}: {warning.message}")
         return core

@@ -34,7 +34,7 @@ class Estimate:
 class Row:
     """One arm under one load: its figures by name, and `over[other]`, the ratio of its throughput to another arm's.
 
-    Ratios are taken within repeats, in which both ran next to each other on the same prompts.
+    Ratios are taken within repeats, in which both ran side by side on the same prompts.
     """
 
     arm: str

@@ -1,7 +1,7 @@
-"""Every arm at every load, several times, in an order that drift of the machine cannot follow."""
+"""Every arm at every load, several times, arms side by side so that drift of the machine cannot tell them apart."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -35,29 +35,35 @@ class Done:
     figures: RunFigures
 
 
-def settings(arms: Sequence[str], loads: Sequence[Load], repeats: int, seed: int = 0) -> Iterator[Setting]:
-    """All runs. A repeat visits the loads in random order, and at each load all arms in random order, one by one.
+def settings(arms: Sequence[str], loads: Sequence[Load], repeats: int, seed: int = 0) -> Iterator[list[Setting]]:
+    """All runs, those together that are made side by side: of all arms at one load, in random order.
 
-    So arms that are compared within a repeat ran next to each other, and none is always the first.
+    A repeat visits the loads in random order, so that none is always the first.
     """
     for repeat in range(repeats):
         random = Random(f"{seed} {repeat}")
         for load in random.sample(loads, len(loads)):
-            for arm in random.sample(arms, len(arms)):
-                yield Setting(arm, load, repeat)
+            yield [Setting(arm, load, repeat) for arm in random.sample(arms, len(arms))]
 
 
 def make_runs(
-    todo: Iterator[Setting], run: Callable[[Setting], RunFigures], journal: "RunJournal | None" = None
-) -> Iterator[Done]:
-    """The runs of `todo` as they are made; those in the journal are taken from there, others are written to it."""
-    for setting in todo:
-        figures = None if journal is None else journal.find(setting)
-        if figures is None:
-            figures = run(setting)
+    todo: Iterable[Sequence[Setting]],
+    run: Callable[[Sequence[Setting]], Sequence[RunFigures]],
+    journal: "RunJournal | None" = None,
+) -> Iterator[list[Done]]:
+    """The runs of `todo` as they are made; those in the journal are taken from there, others are written to it.
+
+    Where one is missing of those that are made side by side, all of them are made: only then can they be compared.
+    """
+    for together in todo:
+        known = [None if journal is None else journal.find(setting) for setting in together]
+        found = [figures for figures in known if figures is not None]
+        if len(found) < len(together):
+            found = list(run(together))
             if journal is not None:
-                journal.record(setting, figures)
-        yield Done(setting, figures)
+                for setting, figures in zip(together, found, strict=True):
+                    journal.record(setting, figures)
+        yield [Done(setting, figures) for setting, figures in zip(together, found, strict=True)]
 
 
 class RunJournal:
