@@ -9,6 +9,7 @@ from dspark.engine.models import open_models
 from dspark.errors import FormatError
 from dspark.nn.compiled.linear import CompiledKernel, CompiledLinear, Packing
 from dspark.targets.native import NativeTarget
+from dspark.targets.registry import DtypeName
 
 
 def test_a_drafter_is_named_shipped_or_left_out() -> None:
@@ -36,10 +37,13 @@ def test_without_a_drafter_nothing_is_speculative(model_wheel: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CompiledKernel.available(Packing.BYTES), reason="no matrix unit")
-def test_a_drafter_beside_an_int8_target_is_int8_too(model_wheel: str) -> None:
-    models = open_models(model_wheel, dtype="int8")
+@pytest.mark.parametrize(("dtype", "kernel"), [("int8", "compiled-int8"), ("bf16", "compiled-bf16")])
+def test_a_drafter_is_int8_where_the_target_is_or_runs_on_a_matrix_unit(
+    model_wheel: str, dtype: DtypeName, kernel: str
+) -> None:
+    models = open_models(model_wheel, dtype=dtype)
     drafter, _ = models.speculative()
     assert isinstance(models.target, NativeTarget)
-    assert models.target.kernel.name == "compiled-int8"
+    assert models.target.kernel.name == kernel
     assert isinstance(drafter.packed_head, CompiledLinear)
     assert drafter.packed_head.packing is Packing.BYTES
