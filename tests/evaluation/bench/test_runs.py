@@ -42,6 +42,7 @@ def test_arms_at_one_load_run_side_by_side_in_an_order_of_their_own() -> None:
     each = Counter((s.arm, s.load) for together in todo for s in together)
     assert each == {(arm, load): 40 for arm in ARM_NAMES for load in LOADS}
     assert all(len({(s.load, s.repeat) for s in together}) == 1 for together in todo)
+    assert all({s.arm, *s.others} == set(ARM_NAMES) and s.arm not in s.others for together in todo for s in together)
     orders = Counter(tuple(s.arm for s in together) for together in todo)
     assert len(orders) == 6  # all of them: 80 draws miss one with a chance of 3e-6
     assert list(settings(ARM_NAMES, LOADS, 40)) == todo != list(settings(ARM_NAMES, LOADS, 40, seed=1))
@@ -93,6 +94,19 @@ def test_where_one_run_is_missing_all_beside_it_are_made_again(tmp_path: Path) -
     assert [one.figures for one in second] != [one.figures for one in first]
     again = RunJournal(path, COMMON)
     assert [again.find(one.setting) for one in second] == [one.figures for one in second]
+
+
+def test_runs_beside_others_are_other_runs(tmp_path: Path) -> None:
+    """What ran beside `fixed` cannot be compared with what ran beside `lagged`."""
+    made: list[Setting] = []
+
+    def run(together: Sequence[Setting]) -> list[RunFigures]:
+        made.extend(together)
+        return [figures(setting.load, step=len(made)) for setting in together]
+
+    for others in ("lagged", "fixed", "lagged"):
+        list(make_runs(settings(["plain", others], LOADS[:1], 1), run, RunJournal(tmp_path / "runs", COMMON)))
+    assert len(made) == 4
 
 
 def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dspark.data.chat import user_turn
 from dspark.data.text import TextCodec
+from dspark.drafters.drafter_module import DrafterModule
 from dspark.engine.profile_store import ProfileKey
 from dspark.evaluation.bench.arms import ARMS
 from dspark.evaluation.bench.engines import ArmEngines
@@ -20,10 +21,15 @@ from dspark.evaluation.bench.trace import Run
 from dspark.evaluation.bench.turns import TurnClock, drive_in_turns
 from dspark.evaluation.bench.workload import Workload, mixed
 from dspark.evaluation.prompts import PromptSet
+from dspark.nn.compiled.linear import CompiledLinear
+from dspark.nn.pages import pages_for
 from dspark.types import SamplingParams
 
 WAVES, LEAST_REQUESTS = 2, 18
 """By default every user of a closed loop is measured so often, and a run so many times at least."""
+
+SPARE = 64
+"""Positions behind a request's last one that a block of drafts may take."""
 
 OPEN_REQUESTS, OPEN_WARMUP = 100, 0.2
 """Measured requests of an open loop by default, and the share of them that comes before."""
@@ -64,14 +70,20 @@ class Benchmark:
         """Runs of several arms side by side, under one load. `watch` is told how many measured requests have ended."""
         gc.collect()  # the engines before these, before these ask for as much memory
         load, repeat = settings[0].load, settings[0].repeat
-        clocks = [TurnClock() for _ in settings]
-        cores = [self.engines.build(ARMS[one.arm], clock) for one, clock in zip(settings, clocks, strict=True)]
-        pairs = list(zip(cores, clocks, strict=True))
-        runs = drive_in_turns(pairs, self.workload(load), self.seed + repeat, watch=watch)
+        workload, clocks = self.workload(load), [TurnClock() for _ in settings]
+        pages = self._pages(load)
+        cores = [self.engines.build(ARMS[one.arm], clock, pages) for one, clock in zip(settings, clocks, strict=True)]
+        runs = drive_in_turns(list(zip(cores, clocks, strict=True)), workload, self.seed + repeat, watch=watch)
         if self.steps is not None:
             for setting, run in zip(settings, runs, strict=True):
                 _append_steps(self.steps, setting, run)
         return [run_figures(run) for run in runs]
+
+    def _pages(self, load: Load) -> int:
+        """What the requests of a load can need at most, for arms side by side to have equal memory, and all room."""
+        info, longest = self.engines.models.target.info, max(map(len, self.prompts)) + self.params.max_tokens
+        at_once = min(load.users or self.engines.options.max_requests, self.engines.options.max_requests)
+        return at_once * (pages_for(min(longest, info.max_positions) + SPARE) + 1)
 
     def common(self) -> dict[str, Any]:
         """What all runs have in common: what a journal is made with."""
@@ -80,6 +92,8 @@ class Benchmark:
         return {
             **asdict(ProfileKey.of(models)),
             "target": models.target.info.name,
+            "method": "side by side",
+            "drafter_packing": _packing(models.drafter),
             "mtp_hash": None if mtp is None else mtp.drafter_hash(),
             "prompts": sha256(json.dumps([list(prompt) for prompt in self.prompts]).encode()).hexdigest()[:16],
             "sampling": asdict(self.params),
@@ -97,8 +111,14 @@ def encoded(codec: TextCodec, sets: Sequence[PromptSet], longest: int | None = N
     return mixed([[codec.encode_chat(user_turn(p.turns[0])) for p in one.prompts] for one in sets], longest)
 
 
+def _packing(drafter: DrafterModule | None) -> str | None:
+    """How the drafter's matrices lie in memory, where a compiled kernel multiplies them."""
+    head = None if drafter is None else drafter.packed_head
+    return head.packing.name if isinstance(head, CompiledLinear) else None
+
+
 def _append_steps(path: Path, setting: Setting, run: Run) -> None:
-    arm, kind, level, repeat = setting.key
+    arm, kind, level, repeat, _ = setting.key
     which: Mapping[str, Any] = {"arm": arm, "load": kind, "level": level, "repeat": repeat}
     with path.open("a", encoding="utf-8") as file:
         for step in run.steps:

@@ -38,9 +38,13 @@ class ArmEngines:
     notes: list[str] = field(default_factory=list)
     _profiled: list[CostTable | None] = field(default_factory=list)
 
-    def build(self, arm: Arm, clock: Clock = time.perf_counter) -> EngineCore:
-        """A fresh engine for `arm`. Raises FormatError where there is no drafter."""
-        options = replace(self.options, scheduler=arm.scheduler, strategy=arm.drafted_by)
+    def build(self, arm: Arm, clock: Clock = time.perf_counter, pages: int | None = None) -> EngineCore:
+        """A fresh engine for `arm` with so many pages (None: as `options` say).
+
+        Raises FormatError where there is no drafter.
+        """
+        pages = pages or self.options.pages
+        options = replace(self.options, scheduler=arm.scheduler, strategy=arm.drafted_by, pages=pages)
         strategies = () if arm.drafted_by == "none" else (self._strategy(arm),)
         cost = self._cost(arm.drafted_by)
         with warnings.catch_warnings(record=True) as caught:

@@ -15,16 +15,17 @@ from dspark.evaluation.evaluate import whole_lines
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One run to be made: an arm under a load, for the `repeat`-th time (from 0)."""
+    """One run to be made: an arm under a load, for the `repeat`-th time (from 0), side by side with `others`."""
 
     arm: str
     load: Load
     repeat: int
+    others: tuple[str, ...] = ()
 
     @property
-    def key(self) -> tuple[str, str, int | float | None, int]:
+    def key(self) -> tuple[str, str, int | float | None, int, str]:
         """What tells it from all others, as a journal holds it."""
-        return self.arm, self.load.kind, self.load.users or self.load.rate, self.repeat
+        return self.arm, self.load.kind, self.load.users or self.load.rate, self.repeat, " ".join(sorted(self.others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ def settings(arms: Sequence[str], loads: Sequence[Load], repeats: int, seed: int
     for repeat in range(repeats):
         random = Random(f"{seed} {repeat}")
         for load in random.sample(loads, len(loads)):
-            yield [Setting(arm, load, repeat) for arm in random.sample(arms, len(arms))]
+            order = random.sample(arms, len(arms))
+            yield [Setting(arm, load, repeat, tuple(other for other in order if other != arm)) for arm in order]
 
 
 def make_runs(
