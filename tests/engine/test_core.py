@@ -323,3 +323,24 @@ def test_what_a_block_looks_like_does_not_depend_on_who_else_drafts() -> None:
         core.add(prompt, SamplingParams(1.0, seed=2, max_tokens=60, ignore_eos=True))
     run(core)
     assert set(begun) == {GAMMA}
+
+
+def test_the_scheduler_hears_of_prompts_and_the_cost_table_of_narrow_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafter = models()
+    table = CostTable((1, 16), (0,), ((1.0, 1.1),), (1, 4), (0.1, 0.1))
+    core = EngineCore(target, [Strategy("drafts", drafter)], EngineOptions(scheduler=ALL), table)
+    beside, shares = list[int](), list[float]()
+
+    def plan(batch: Batch) -> Plan:
+        beside.append(batch.beside)
+        return Plan(batch.narrowed(2), len(beside), full=True)
+
+    monkeypatch.setattr(core._runner._planner.scheduler, "plan", plan)
+    monkeypatch.setattr(core._cost, "observe", lambda timing: shares.append(timing.share))
+    for prompt in ([1, 2], [1, 2, 3, 4]):
+        core.add(prompt, SamplingParams(0.0, max_tokens=9, ignore_eos=True))
+        core.step()
+    run(core)
+    assert beside[0] == 4
+    assert not any(beside[1:])
+    assert set(shares) == {0.5}

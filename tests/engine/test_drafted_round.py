@@ -46,7 +46,7 @@ def test_without_a_head_each_request_is_expected_to_fare_as_its_sampling_did_in_
     record = Acceptance(sampled=tuple(CHANCES[SAMPLED]), greedy=tuple(CHANCES[GREEDY]))
     drafter.info = replace(drafter.info, acceptance=record)
     (group,) = grouped([decoding(drafter, params, key) for key, params in enumerate(order)], room=8)
-    np.testing.assert_allclose(group.draft(GAMMA), [CHANCES[params] for params in order], rtol=1e-6)
+    np.testing.assert_allclose(group.draft(GAMMA, GAMMA), [CHANCES[params] for params in order], rtol=1e-6)
 
 
 class OneGo:
@@ -76,7 +76,7 @@ def test_blocks_draft_in_one_go_where_nobody_draws(
 ) -> None:
     drafter = FakeDrafter(HashedLaw(V, 1), V, GAMMA, WIDTH)
     (plain,) = grouped([decoding(drafter, each, key) for key, each in enumerate(params)], room=8)
-    plain.draft(GAMMA)
+    plain.draft(GAMMA, GAMMA)
     begun: list[OneGo] = []
 
     def begin_in_one_go(*args: Any) -> OneGo:
@@ -85,6 +85,24 @@ def test_blocks_draft_in_one_go_where_nobody_draws(
 
     monkeypatch.setattr(drafted_round, "begin_each", begin_in_one_go)
     (group,) = grouped([decoding(drafter, each, key) for key, each in enumerate(params)], room=8)
-    group.draft(GAMMA)
+    group.draft(GAMMA, GAMMA)
     assert group.sampler.drafts == plain.sampler.drafts
     assert begun[0].asked == (0 if SAMPLED in params else 1)
+
+
+@pytest.mark.parametrize("width", [1, 2, GAMMA])
+def test_blocks_are_as_wide_as_planned(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the room of a request: who else is there must not change its law."""
+    drafter = FakeDrafter(HashedLaw(V, 1), V, GAMMA, WIDTH)
+    begun: list[int] = []
+
+    def begin(*args: Any) -> DraftBlocks:
+        begun.append(args[-1])
+        return begin_each(*args)
+
+    monkeypatch.setattr(drafted_round, "begin_each", begin)
+    (group,) = grouped([decoding(drafter, GREEDY, 0), decoding(drafter, SAMPLED, 1)], room=8)
+    confidences = group.draft(GAMMA, width)
+    assert begun == [width]
+    assert [len(drafts) for drafts in group.sampler.drafts] == [width, width]
+    assert np.count_nonzero(confidences, axis=1).tolist() == [width, width]

@@ -1,6 +1,7 @@
 """Drafters that are shown several rounds together know what those know that are shown each at once."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,14 +10,22 @@ from torch import Tensor
 
 from dspark.engine.core import EngineCore
 from dspark.engine.engine_options import EngineOptions
-from dspark.engine.runner import OWED
 from dspark.engine.strategy import Strategy
-from dspark.nn.pages import PagedCache
+from dspark.nn.pages import PAGE, PagedCache
 from dspark.scheduling.registry import SchedulerConfig
+from dspark.scheduling.round import Batch, Plan
 from dspark.types import SamplingParams
 from tests.engine.paged import PagedDrafter, PagedTarget, rest
 
 V, GAMMA = 5, 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_owed() -> Iterator[None]:
+    """Debts of a few positions are shown, or these short texts would end before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dspark.engine.runner.OWED", 8)
+        yield
 
 
 def engine(pages: int = 40, plain: bool = False) -> tuple[PagedDrafter, EngineCore]:
@@ -65,6 +74,25 @@ def test_whenever_it_rests_drafters_know_all_when_they_draft(
         assert one == (other[: len(one)] if request == aborted else other)
 
 
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, GAMMA), min_size=40, max_size=40), st.integers(8, 20))
+def test_texts_stay_whatever_the_width_of_blocks(widths: list[int], pages: int) -> None:
+    """Round by round another width, and now and then (0) no drafts."""
+    prompts = [([1, 2], 20), ([3], 30), ([2] * 20, 10)]
+    with pytest.MonkeyPatch.context() as patch:
+        _, core = engine(pages)
+        numbers = itertools.count()
+
+        def plan(batch: Batch) -> Plan:
+            number = next(numbers)
+            width = widths[number % len(widths)]
+            return Plan(batch.narrowed(max(width, 1)), number, drafts=width > 0 and batch.room > 0, full=True)
+
+        patch.setattr(core._runner._planner.scheduler, "plan", plan)
+        found = texts(core, prompts)
+    assert found == texts(engine(plain=True)[1], prompts)
+
+
 def test_rounds_of_a_rest_are_shown_together(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, core = engine()
     rest(core, range(100), monkeypatch)
@@ -75,8 +103,24 @@ def test_rounds_of_a_rest_are_shown_together(monkeypatch: pytest.MonkeyPatch) ->
         "extend_ragged",
         lambda rows, caches, counts: (shown.append(list(counts)), extend(rows, caches, counts)),
     )
-    texts(core, [([1, 2], 3 * OWED), ([3], 3 * OWED)])
-    assert shown == [[2, 1], [OWED, OWED], [OWED, OWED]]
+    texts(core, [([1, 2], 24), ([3], 24)])
+    assert shown == [[2, 1], *[[4, 4]] * 5]
+
+
+def test_who_ends_leaves_its_prompt_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read beside rounds that rest, and its answer ends before so much is owed that all would be shown."""
+    monkeypatch.setattr("dspark.engine.runner.OWED", 10**6)
+    _, core = engine()
+    rest(core, range(100), monkeypatch)
+    core.add([4], SamplingParams(0.0, max_tokens=30, ignore_eos=True))
+    core.step()
+    for hits in (0, PAGE):
+        core.add([1, 2, 3] * 8, SamplingParams(0.0, max_tokens=2, ignore_eos=True))
+        core.step()
+        assert core.last is not None
+        assert core.last.hit_tokens == hits
+        while not core.last.finished:
+            core.step()
 
 
 def test_a_request_that_gave_its_pages_back_is_owed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ def test_every_point_is_where_it_belongs() -> None:
         assert row == pytest.approx(prices)
     assert table.requests == (1, 2, 8)
     assert table.draft_seconds == pytest.approx([0.25 + 3 * (0.5 + 0.125 * n) for n in (1, 2, 8)])
+    assert table.first_draft_seconds == pytest.approx([0.25 + 0.5 + 0.125 * n for n in (1, 2, 8)])
     assert table.request_seconds == pytest.approx((1.5, 5.5))
     assert (table.noise, table.subject) == (0.0, "here")
 

@@ -1,7 +1,7 @@
 """Every scheduler leaves the law of the text alone, to 1e-12 by enumeration; the same test sees those that do not."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -134,8 +134,31 @@ def parked_lagged(seed: int) -> Scheduler:
     return Parked(LaggedScheduler(table(seed, draft=0.1)), table(seed, draft=0.1))
 
 
-OURS = [fixed, threshold, prefix, lagged, parked_prefix, parked_lagged]
+def narrow_lagged(seed: int) -> Scheduler:
+    """Late slots take long, and every round looks how many pay."""
+    return LaggedScheduler(replace(table(seed, draft=0.15), first_draft_seconds=(0.0, 0.0)))
+
+
+OURS = [fixed, threshold, prefix, lagged, parked_prefix, parked_lagged, narrow_lagged]
 every_scheduler = pytest.mark.parametrize("scheduler", OURS, ids=lambda scheduler: scheduler.__name__)
+
+
+@pytest.fixture(autouse=True)
+def looks_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rounds are behind those that are judged; each of them may change the width of blocks."""
+    monkeypatch.setattr("dspark.scheduling.slots.LOOK_EVERY", 1)
+
+
+def test_blocks_of_the_narrow_scheduler_are_narrow_by_what_it_has_seen() -> None:
+    """Or else these tests would not be about width."""
+    widths = set[tuple[int, int]]()
+    for seed in range(COUNT):
+        random, scheduler = np.random.default_rng(seed), narrow_lagged(seed)
+        for number in range(5):
+            plan = scheduler.plan(batch(seed))
+            widths.add((number, plan.batch.width))
+            scheduler.lengths(plan, random.choice([0.5, 0.75, 1.0], size=(REQUESTS, GAMMA)))
+    assert {width for number, width in widths if number == 4} == {1, 2, 3}
 
 
 @both_rules
@@ -143,7 +166,7 @@ every_scheduler = pytest.mark.parametrize("scheduler", OURS, ids=lambda schedule
 def test_text_follows_the_target(rule: RejectionRule, scheduler: Callable[[int], Scheduler]) -> None:
     found = survey(rule, scheduler)
     assert found.worst <= EXACT
-    assert found.varying >= (0 if scheduler is fixed else 8)
+    assert found.varying >= {fixed: 0, narrow_lagged: 5}.get(scheduler, 8)  # narrow blocks leave less to decide
 
 
 def tight(seed: int) -> Batch:

@@ -35,6 +35,15 @@ def test_goes_on_while_it_pays() -> None:
     assert all(play(parked(), 20, accepted=2))
 
 
+@pytest.mark.parametrize(("share", "drafts"), [(0.99, True), (1.01, False)])
+def test_a_gain_of_a_few_percent_is_none(share: float, drafts: bool) -> None:
+    """Both of its two drafts survive in every round: 3 tokens, in less than 3 / 1.03 of the time of one, or in more."""
+    seconds = share * 3 / 1.03
+    table = CostTable((1, 3), (0,), ((1.0, seconds),), (1,), (0.0,))
+    scheduler = Parked(FixedLength(), table, rate=1.0)
+    assert play(scheduler, 3, accepted=2, batch=Batch(np.arange(1), gamma=2)) == [True, drafts, drafts]
+
+
 def test_returns_when_a_probe_pays() -> None:
     scheduler = parked()
     play(scheduler, 2, accepted=0)

@@ -188,9 +188,9 @@ def _batches(found: "RoundProfile") -> list[Any]:
     )
     if most == 1:
         return [remark]
-    table = console.table("Drafting whole blocks", "requests", "together", "per request")
-    for requests, seconds in zip(costs.requests, costs.draft_seconds, strict=True):
-        table.add_row(str(requests), _ms(seconds), _ms(seconds / requests))
+    table = console.table("Drafting", "requests", "one slot each", "whole blocks", "a block")
+    for requests, first, whole in zip(costs.requests, costs.first_drafts, costs.draft_seconds, strict=True):
+        table.add_row(str(requests), _ms(first), _ms(whole), _ms(whole / requests))
     return [table, remark]
 
 

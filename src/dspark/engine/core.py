@@ -161,6 +161,7 @@ class EngineCore:
             draft_seconds=stats.draft_seconds - ran.proposal.repaid,
             overhead_seconds=stats.schedule_seconds + stats.other_seconds,
             requests=stats.requests,
+            share=ran.proposal.share,
         )
         self._cost.observe(timing)
 

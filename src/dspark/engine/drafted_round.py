@@ -22,11 +22,11 @@ class Member:
 
     running: Running
     copies: list[int] = field(default_factory=list)
+    cap: int = field(init=False)
+    """Drafts that the scheduler may ask for. Copies are not its business: none of them costs any drafting."""
 
-    @property
-    def cap(self) -> int:
-        """Drafts that the scheduler may ask for. Copies are not its business: none of them costs any drafting."""
-        return 0 if self.copies or self.running.strategy.drafter is None else self.running.request.room
+    def __post_init__(self) -> None:
+        self.cap = 0 if self.copies or self.running.strategy.drafter is None else self.running.request.room
 
     @property
     def model(self) -> SurvivalModel | None:
@@ -56,21 +56,25 @@ class Group:
             if member.copies:
                 self.sampler.copy(row, member.copies)
 
-    def draft(self, gamma: int) -> Floats:
-        """Propose blocks of up to `gamma` drafts; returns their conditional confidences [B, gamma], 0 for copies."""
+    def draft(self, gamma: int, width: int) -> Floats:
+        """Propose blocks of up to `width` drafts.
+
+        Returns their conditional confidences [B, gamma], 0 beyond them and for copies.
+        """
         confidences = np.zeros((len(self.members), gamma), dtype=np.float32)
         if self.drafter is not None:
-            self._draft(self.drafter, confidences)
+            self._draft(self.drafter, min(self.drafter.info.gamma, width), confidences)
         return confidences
 
-    def _draft(self, drafter: Drafter, confidences: Floats) -> None:
+    def _draft(self, drafter: Drafter, width: int, confidences: Floats) -> None:
         requests = [member.running.request for member in self.members]
         caches = [member.running.draft_cache for member in self.members]
         assert all(cache is not None for cache in caches)
-        slots = min(drafter.info.gamma, max(member.cap for member in self.members))
-        # Whole blocks in any case: their slots attend to each other, and q may not depend on who else is there.
+        slots = min(width, max(member.cap for member in self.members))
+        # Blocks as wide as was planned in any case: their slots attend to each other, so that q would depend on who
+        # else is near the end of the text.
         anchors, known = [request.anchor for request in requests], [cache for cache in caches if cache is not None]
-        blocks = begin_each(drafter, anchors, known, drafter.info.gamma)
+        blocks = begin_each(drafter, anchors, known, width)
         models = [member.model for member in self.members]
         signals = SlotSignals(any(map(reads_laws, models)))
         if not self._take_likeliest(blocks, anchors, slots, signals):

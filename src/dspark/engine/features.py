@@ -17,8 +17,12 @@ class FeatureRows:
         self._width = width
 
     def of(self, strategy: Strategy, features: Tensor, rows: Tensor) -> Tensor:
-        """The drafter's features [len(rows), m * d] at `rows` of all features [N, len(taps) * d]."""
-        chosen = features[rows.to(features.device)]
+        """The drafter's features [len(rows), m * d] at ascending `rows` of all features [N, len(taps) * d]."""
+        first, end = int(rows[0]), int(rows[-1]) + 1
+        if end - first == len(rows) and 2 * len(rows) >= len(features):  # a view, unless it would keep much more alive
+            chosen = features[first:end]
+        else:
+            chosen = features[rows.to(features.device)]
         if strategy.taps == self.taps:
             return chosen
         places = [self.taps.index(tap) for tap in strategy.taps]

@@ -104,11 +104,12 @@ class EngineMemory:
         return self.manager.reserve(running.lease, positions)
 
     def commit(self, running: Running) -> None:
-        """What its caches hold now is computed for good."""
-        lease = running.lease
+        """What both of its caches hold now is computed for good."""
+        lease, draft_cache = running.lease, running.draft_cache
         assert lease is not None
         if self._pool is not None and self._shares(running.strategy.drafter):
-            self.manager.commit(lease, running.tokens(lease.length, running.computed))
+            end = running.computed if draft_cache is None else min(running.computed, draft_cache.length)
+            self.manager.commit(lease, running.tokens(lease.length, end))
 
     def _shares(self, drafter: Drafter | None) -> bool:
         return drafter is None or id(drafter) in self._draft_pools

@@ -34,9 +34,9 @@ class OwedFeatures:
         self._owed: dict[int, int] = {}  # by the identity of caches, which live as long as their entries do
 
     @property
-    def most(self) -> int:
-        """Positions owed to the drafter of the request that is owed most."""
-        return max(self._owed.values(), default=0)
+    def rows(self) -> int:
+        """Positions owed to all drafters, to those of requests that have left since, too."""
+        return sum(len(entry.features) for entry in self._entries)
 
     def of(self, running: Running) -> int:
         """Positions owed to the drafter of one request."""

@@ -68,6 +68,11 @@ class ProfilePlan:
         return self.drafts[-1] if self.drafts else 0
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Slots of the shortest and of a whole block; none without a drafter."""
+        return tuple(sorted({1, self.gamma})) if self.gamma else ()
+
+    @property
     def serving(self) -> bool:
         """Whether it is about many requests."""
         return self.requests[-1] > 1
@@ -76,7 +81,7 @@ class ProfilePlan:
     def points(self) -> int:
         """How many pieces of work one turn holds."""
         owned = 2 if self.owners() else 0
-        drafting = len(self.requests) if self.serving else 0
+        drafting = len(self.requests) * len(self.widths) if self.serving else 0
         return len(self.contexts) * (len(self.tokens) + owned) + len(self.drafts) + drafting
 
     def spread(self, tokens: int) -> int:
@@ -97,7 +102,7 @@ class ProfilePlan:
     def steps(self) -> float:
         """About how long one turn takes, in plain steps."""
         rows = [*self.tokens, *(self.requests[-1] for _ in self.owners() or ())]
-        drafting = _steps(self.requests) if self.serving else 0.0
+        drafting = len(self.widths) * _steps(self.requests) if self.serving else 0.0
         return len(self.contexts) * _steps(rows) + len(self.drafts) + drafting
 
     def covered_by(self, profile: RoundProfile) -> bool:

@@ -160,19 +160,20 @@ def _profile(plan: ProfilePlan, timings: Timings[Point], overhead: float, subjec
     points = timings.points
     verify = [[points[VerifyPoint(c, n, plan.spread(n))] for n in plan.tokens] for c in plan.contexts]
     blocks = [points[BlockPoint(count)] for count in plan.drafts]
-    batches = {count: points[DraftPoint(count)] for count in plan.requests if DraftPoint(count) in points}
+    first, whole = _drafting(points, plan, 1), _drafting(points, plan, plan.gamma)
     owners = plan.owners()
     table = CostTable(
         tokens=plan.tokens,
         contexts=plan.contexts,
         verify_seconds=tuple(tuple(point.seconds for point in row) for row in verify),
-        requests=tuple(batches) or (1,),
-        draft_seconds=tuple(p.seconds for p in batches.values()) or (blocks[-1].seconds if blocks else 0.0,),
+        requests=tuple(whole) or (1,),
+        draft_seconds=tuple(whole.values()) or (blocks[-1].seconds if blocks else 0.0,),
         overhead_seconds=overhead,
         noise=common_noise([point for row in verify for point in row]),
         subject=subject,
         spread=() if owners is None else tuple(plan.spread(tokens) for tokens in plan.tokens),
         request_seconds=() if owners is None else tuple(_further(plan, points, owners, c) for c in plan.contexts),
+        first_draft_seconds=tuple(min(s, whole[count]) for count, s in first.items()),
     )
     return RoundProfile(
         table=table,
@@ -182,6 +183,12 @@ def _profile(plan: ProfilePlan, timings: Timings[Point], overhead: float, subjec
         block_noise=tuple(point.noise for point in blocks),
         turns=timings.turns,
     )
+
+
+def _drafting(points: Mapping[Point, Timing], plan: ProfilePlan, slots: int) -> dict[int, float]:
+    """Seconds by the number of requests that draft blocks of `slots` at once, as far as they were measured."""
+    asked = {count: points.get(DraftPoint(count, slots)) for count in plan.requests}
+    return {count: timing.seconds for count, timing in asked.items() if timing is not None}
 
 
 def _further(plan: ProfilePlan, points: Mapping[Point, Timing], owners: tuple[int, int], context: int) -> float:

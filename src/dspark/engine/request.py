@@ -107,8 +107,9 @@ class Request:
 
     def _take(self, tokens: Sequence[int], verdict: Verdict) -> Commit:
         commit = self.output.take(tokens)
-        commit = replace(commit, logprobs=verdict.logprobs[: len(commit.token_ids)])
-        self.logprobs += commit.logprobs
+        if verdict.logprobs:
+            commit = replace(commit, logprobs=verdict.logprobs[: len(commit.token_ids)])
+            self.logprobs += commit.logprobs
         self.sampler.commit(commit.token_ids)
         if self.lookup is not None:
             self.lookup.append(commit.token_ids)

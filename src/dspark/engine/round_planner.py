@@ -73,6 +73,7 @@ class AheadPlanner(RoundPlanner):
 
 def handed_on(plan: Plan, batch: Batch) -> Plan:
     """`plan` for the requests of `batch`: its decisions, within what `batch` has room for."""
+    batch = batch.narrowed(max(plan.batch.width, batch.highest_floor))
     drafts = (plan.drafts and batch.room > 0) or batch.floor_tokens > 0
     budget = None if plan.budget is None else min(max(plan.budget, batch.floor_tokens, 1), batch.room)
     return replace(plan, batch=batch, drafts=drafts, budget=budget, seconds=None)

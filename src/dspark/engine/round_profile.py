@@ -12,7 +12,7 @@ from dspark.errors import ConfigError, DsparkError, FormatError
 from dspark.scheduling.arrays import Floats
 from dspark.scheduling.cost_table import CostTable
 
-FORMAT = "dspark-round-profile-3"
+FORMAT = "dspark-round-profile-4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class RoundProfile:
         return {
             "verify_seconds": by_context[str(table.contexts[0])],
             "draft_seconds": _numbered(table.requests, table.draft_seconds),
+            "first_draft_seconds": _numbered(table.requests, table.first_drafts),
             "draft_requests_measured": table.requests[-1],
             "requests_by_tokens": _numbered(table.tokens, table.spread or (1,) * len(table.tokens)),
             "request_seconds_by_context": _numbered(table.contexts, table.request_seconds) if table.spread else {},

@@ -29,8 +29,8 @@ from dspark.scheduling.arrays import Floats
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.types import Target, TargetOutput, Verdict, as_ids
 
-OWED = 8
-"""Positions that a request's drafter may be owed while the scheduler rests: one call for all costs a fraction."""
+OWED = 256
+"""Positions that drafters may be owed while the scheduler rests: one call for so many costs a fraction of many."""
 
 Commits = list[tuple[Running, Commit]]
 """What requests were given, in order."""
@@ -60,6 +60,11 @@ class Proposal:
     def drafting(self) -> int:
         """Members whose drafter ran."""
         return 0 if self.plan is None or not self.plan.drafts else sum(member.cap > 0 for member in self.members)
+
+    @property
+    def share(self) -> float:
+        """How long blocks were, as the cost of drafting has it."""
+        return 1.0 if self.plan is None else self.plan.batch.share
 
     @property
     def predicted_survival(self) -> float | None:
@@ -145,7 +150,7 @@ class Runner:
         judged ends alone, with an `error`.
         """
         proposal = self._plan(step)
-        if proposal.drafting and self._owed.most:
+        if proposal.drafting and self._owed.rows:
             proposal.repaid = self._settle()  # before anything that could be taken back
         before = Checkpoint([*step.decodes, *(chunk.request for chunk in step.prefills)])
         try:
@@ -168,10 +173,7 @@ class Runner:
         self._watch.lap("verify")
         self._commit(proposal, step.prefills, verdicts, commits)
         self._watch.lap("other")
-        self._keep(rows, output)
-        if step.prefills or not proposal.resting or self._owed.most >= OWED:
-            self._settle()
-        self._watch.lap("draft")
+        self._keep(rows, output, bool(proposal.resting))
         judged = verdicts[: len(proposal.lengths)]
         accepted = [0 if isinstance(verdict, SamplingError) else verdict.accepted for verdict in judged]
         self._report(proposal, accepted)
@@ -189,7 +191,7 @@ class Runner:
         proposal.lengths = proposal.drafted = [len(member.copies) for member in members]
         proposal.context = float(np.mean([member.running.computed for member in members]))
         others = len(members) - sum(proposal.lengths)
-        batch = self._batch(members, others + step.open)
+        batch = self._batch(members, others + step.open, sum(chunk.count for chunk in step.prefills))
         if batch is None:
             return proposal
         self._watch.lap("other")
@@ -207,7 +209,8 @@ class Runner:
         if plan is None:
             return
         if plan.drafts:
-            proposal.confidences = np.concatenate([group.draft(plan.batch.gamma) for group in proposal.groups])
+            gamma, width = plan.batch.gamma, plan.batch.width
+            proposal.confidences = np.concatenate([group.draft(gamma, width) for group in proposal.groups])
             proposal.drafted = [len(drafts) for group in proposal.groups for drafts in group.sampler.drafts]
             self._watch.lap("draft")
         chosen = self._planner.scheduler.lengths(plan, proposal.confidences).tolist()
@@ -215,7 +218,7 @@ class Runner:
         proposal.lengths = [len(member.copies) or min(length, drafted) for member, length, drafted in drafts]
         self._watch.lap("schedule")
 
-    def _batch(self, members: Sequence[Member], max_tokens: int) -> Batch | None:
+    def _batch(self, members: Sequence[Member], max_tokens: int, beside: int = 0) -> Batch | None:
         """What the scheduler is told of the members; None if none of them may draft. Gamma is always the same."""
         caps = np.array([member.cap for member in members])
         if not caps.any():
@@ -226,6 +229,7 @@ class Runner:
             context=float(np.mean([member.running.computed for member in members])),
             caps=caps,
             max_tokens=max_tokens,
+            beside=beside,
         )
 
     def _forecast(self, proposal: Proposal, prefills: Sequence[Chunk[Running]]) -> Batch | None:
@@ -268,35 +272,47 @@ class Runner:
             else:
                 commits.append((running, running.request.commit_first(verdict)))
 
-    def _keep(self, rows: Rows, output: TargetOutput) -> None:
-        """Owe drafters the positions that were kept; let others share what nobody's drafter is owed."""
-        first, by_drafter = 0, dict[int, list[tuple[Running, int, int]]]()
-        for running, count in zip(rows.owners, rows.counts, strict=True):
-            if running.finish_reason is None:
-                if running.draft_cache is None:
-                    self._memory.commit(running)
-                else:
-                    kept = running.computed - running.draft_cache.length - self._owed.of(running)
-                    by_drafter.setdefault(id(running.strategy.drafter), []).append((running, first, kept))
-            first += count
-        for kept_rows in by_drafter.values():
-            self._owe(kept_rows, output.features)
+    def _keep(self, rows: Rows, output: TargetOutput, resting: bool) -> None:
+        """Owe drafters the positions that were kept, and show them; while rounds rest, only once it is worth a call.
 
-    def _owe(self, kept_rows: Sequence[tuple[Running, int, int]], features: Tensor) -> None:
-        owners, firsts, counts = zip(*kept_rows, strict=True)
-        strategy = owners[0].strategy
-        assert strategy.drafter is not None
-        before = np.cumsum(counts) - counts
-        rows = torch.from_numpy(np.arange(sum(counts)) + np.repeat(np.array(firsts) - before, counts))
-        self._owed.add(strategy.drafter, owners, counts, self._features.of(strategy, features, rows))
+        Others can share what was shown: so a request does not end by itself while a prompt is owed of it. One that is
+        aborted or sent away takes what it is owed with it.
+        """
+        kept, first, leaving = list[tuple[Running, int, int]](), 0, False
+        for running, count in zip(rows.owners, rows.counts, strict=True):
+            if running.draft_cache is None:
+                if running.finish_reason is None:
+                    self._memory.commit(running)
+            elif running.finish_reason is None:
+                kept.append((running, first, running.computed - running.draft_cache.length - self._owed.of(running)))
+            else:
+                unseen = running.draft_cache.length < len(running.request.prompt_ids)
+                leaving |= unseen and self._owed.of(running) > 0
+            first += count
+        self._owe(kept, output.features)
+        if leaving or not resting or self._owed.rows >= OWED:
+            self._settle()
+        self._watch.lap("draft")
+
+    def _owe(self, kept: Sequence[tuple[Running, int, int]], features: Tensor) -> None:
+        """Owe rows (whose, the first, how many) of `features` [N, m * d of all drafters]."""
+        by_drafter = dict[int, list[tuple[Running, int, int]]]()
+        for one in kept:
+            by_drafter.setdefault(id(one[0].strategy.drafter), []).append(one)
+        for own in by_drafter.values():
+            owners, firsts, counts = zip(*own, strict=True)
+            strategy = owners[0].strategy
+            assert strategy.drafter is not None
+            rows = np.arange(sum(counts)) + np.repeat(np.array(firsts) - (np.cumsum(counts) - counts), counts)
+            chosen = self._features.of(strategy, features, torch.from_numpy(rows))
+            self._owed.add(strategy.drafter, owners, counts, chosen)
 
     def _settle(self) -> float:
         """Show drafters what they are owed, and let others share it; seconds that it took."""
         before = self._watch.seconds.get("draft", 0.0)
         try:
             for running in self._owed.settle():
-                if running.finish_reason is None:
-                    self._memory.commit(running)
+                self._memory.commit(running)
         except BaseException:
             self._owed.forgive()
             raise

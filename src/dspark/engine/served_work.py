@@ -31,9 +31,10 @@ class VerifyPoint:
 
 @dataclass(frozen=True, slots=True)
 class DraftPoint:
-    """Whole blocks of `requests` at once, and showing the drafter what they committed."""
+    """Blocks of `slots` of `requests` at once, and showing the drafter what they committed."""
 
     requests: int
+    slots: int
 
 
 class ServedWork:
@@ -62,11 +63,15 @@ class ServedWork:
         return work
 
     def drafting(self) -> dict[DraftPoint, Callable[[], None]]:
-        """Blocks of every number of requests, after the middle one of the contexts."""
+        """Blocks of every number of requests, the shortest and whole ones, after the middle one of the contexts."""
         if self._drafter is None or not self._plan.drafts:
             return {}
         context = self._plan.contexts[len(self._plan.contexts) // 2]
-        return {DraftPoint(requests): self._draft(context, requests) for requests in self._plan.requests}
+        return {
+            DraftPoint(requests, slots): self._draft(context, requests, slots)
+            for requests in self._plan.requests
+            for slots in self._plan.widths
+        }
 
     def _verify(self, context: int, tokens: int, requests: int) -> Callable[[], None]:
         target, taps = self._target, self._taps
@@ -81,8 +86,8 @@ class ServedWork:
 
         return verify
 
-    def _draft(self, context: int, requests: int) -> Callable[[], None]:
-        drafter, gamma = self._drafter, self._plan.gamma
+    def _draft(self, context: int, requests: int, slots: int) -> Callable[[], None]:
+        drafter = self._drafter
         assert drafter is not None
         assert self._draft_pool is not None
         caches, counts = self._caches(self._draft_pool, context, requests), [COMMITTED] * requests
@@ -91,10 +96,10 @@ class ServedWork:
         vocabulary = None if kept is None else kept.to(features.device)
 
         def draft() -> None:
-            blocks = drafter.begin_each([0] * requests, caches, gamma)
+            blocks = drafter.begin_each([0] * requests, caches, slots)
             previous = torch.zeros(requests, dtype=torch.long)
-            if not isinstance(blocks, GreedyBlocks) or blocks.likeliest(previous, gamma) is None:
-                for _ in range(gamma):
+            if not isinstance(blocks, GreedyBlocks) or blocks.likeliest(previous, slots) is None:
+                for _ in range(slots):
                     best = blocks.step(previous)[0].argmax(dim=-1)
                     previous = best if vocabulary is None else vocabulary[best]
             _rollback(caches, context)

@@ -24,6 +24,11 @@ class RoundSeconds:
 class CostModel(Protocol):
     """Whole-round time: draft(requests) + verify(tokens, context) + overhead (contract 3)."""
 
-    def round_seconds(self, requests: int, drafting: int, most: int, context: float) -> RoundSeconds:
-        """A round of `requests`, `drafting` of which draft, for each number of verified drafts from 0 to `most`."""
+    def round_seconds(
+        self, requests: int, drafting: int, most: int, context: float, share: float = 1.0
+    ) -> RoundSeconds:
+        """A round of `requests`, `drafting` of which draft, for each number of verified drafts from 0 to `most`.
+
+        `share` says how long their blocks are: 0 is one slot, 1 a whole block.
+        """
         ...

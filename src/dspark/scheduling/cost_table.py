@@ -25,7 +25,8 @@ LEAST_SHARE = 0.5
 class CostTable:
     """verify_seconds[i][k] of a forward of tokens[k] rows at contexts[i] committed positions per request.
 
-    `draft_seconds[k]` is the time of requests[k] drafting their whole block, `overhead_seconds` the rest of a round.
+    `draft_seconds[k]` is the time of requests[k] drafting their whole block, `first_draft_seconds[k]` of one slot each
+    (as long as the whole block where that is not given), `overhead_seconds` the rest of a round.
     `noise` is twice the standard error of an entry, relative: two that differ by less are not told apart, and a curve
     has a shape only where its range over n measured points exceeds `flat_range(n)` of it. With `padded`, a batch runs
     at the next measured size, as captured graphs do; otherwise times are linear between measured points. Beyond the
@@ -51,9 +52,11 @@ class CostTable:
     subject: str = ""
     spread: tuple[int, ...] = ()
     request_seconds: tuple[float, ...] = ()
+    first_draft_seconds: tuple[float, ...] = ()
     _verify: Floats = field(init=False, repr=False, compare=False)
     _rise: Floats = field(init=False, repr=False, compare=False)
     _draft: Floats = field(init=False, repr=False, compare=False)
+    _first_draft: Floats = field(init=False, repr=False, compare=False)
     _spread: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +66,9 @@ class CostTable:
             raise ConfigError(f"verify_seconds has {len(self.verify_seconds)} rows for {len(self.contexts)} contexts")
         for row in self.verify_seconds:
             _check_curve("verify_seconds", row, self.tokens, "tokens")
-        _check_curve("draft_seconds", self.draft_seconds, self.requests, "requests", allow_zero=True)
+        drafting = {"draft_seconds": self.draft_seconds, "first_draft_seconds": self.first_drafts}
+        for name, curve in drafting.items():
+            _check_curve(name, curve, self.requests, "requests", allow_zero=True)
         for name, number in (("overhead_seconds", self.overhead_seconds), ("noise", self.noise)):
             if not 0 <= number < np.inf:
                 raise ConfigError(f"{name} is {number}; expected a number of 0 or more")
@@ -75,6 +80,12 @@ class CostTable:
         object.__setattr__(self, "_rise", np.diff(self._verify, axis=0))
         every = np.arange(self.requests[-1] + 1)
         object.__setattr__(self, "_draft", _dense(every, self.requests, self.draft_seconds, self.padded))
+        object.__setattr__(self, "_first_draft", _dense(every, self.requests, self.first_drafts, self.padded))
+
+    @property
+    def first_drafts(self) -> tuple[float, ...]:
+        """Seconds of drafting one slot each: those of whole blocks where nobody measured them."""
+        return self.first_draft_seconds or self.draft_seconds
 
     def _check_spread(self) -> None:
         if bool(self.spread) != bool(self.request_seconds):
@@ -136,14 +147,17 @@ class CostTable:
         seconds += self._verify[i, tokens]
         return seconds
 
-    def draft(self, requests: int) -> float:
-        """Seconds in which `requests` draft their blocks."""
+    def draft(self, requests: int, share: float = 1.0) -> float:
+        """Seconds in which `requests` draft blocks: of one slot each at `share` 0, whole ones at 1, linear between."""
         if requests == 0:
             return 0.0
-        end = self.requests[-1]
-        return float(self._draft[requests] if requests <= end else self._draft[end] * requests / end)
+        end = min(requests, self.requests[-1])
+        seconds = self._first_draft[end] + share * (self._draft[end] - self._first_draft[end])
+        return float(seconds * requests / end)
 
-    def round_seconds(self, requests: int, drafting: int, most: int, context: float) -> RoundSeconds:
+    def round_seconds(
+        self, requests: int, drafting: int, most: int, context: float, share: float = 1.0
+    ) -> RoundSeconds:
         """Whole rounds that verify 0 ... `most` drafts.
 
         More requests than were timed drafting together are taken to draft one after another, which they always can: a
@@ -157,7 +171,7 @@ class CostTable:
             verify, resolved = self._line(verify, requests), True
         verify = self._owned(verify, requests, context, requests)
         plain = float(verify[0]) + self.overhead_seconds
-        verify += self.draft(drafting) + self.overhead_seconds
+        verify += self.draft(drafting, share) + self.overhead_seconds
         return RoundSeconds(plain, verify, resolved, measured)
 
     def _resolved(self, verify: Floats, first: int, context: float) -> bool:
@@ -198,13 +212,14 @@ class CostTable:
         What a further request takes goes with the mean of `verify`.
         """
         rows = tuple(tuple(float(s) for s in np.asarray(row) * verify) for row in self.verify_seconds)
-        drafts = tuple(seconds * draft for seconds in self.draft_seconds)
+        drafts, first = ([s * draft for s in curve] for curve in (self.draft_seconds, self.first_draft_seconds))
         level = float(np.exp(np.mean(np.log(verify))))
         further = tuple(seconds * level for seconds in self.request_seconds)
         return replace(
             self,
             verify_seconds=rows,
-            draft_seconds=drafts,
+            draft_seconds=tuple(drafts),
+            first_draft_seconds=tuple(first),
             overhead_seconds=overhead_seconds,
             request_seconds=further,
         )

@@ -15,6 +15,7 @@ from dspark.scheduling.history import SurvivalHistory
 from dspark.scheduling.known_rounds import KnownRounds
 from dspark.scheduling.probe import Probe, ProbeSchedule
 from dspark.scheduling.round import Batch, Outcome, Plan
+from dspark.scheduling.slots import SlotChoice
 from dspark.scheduling.survival import survivals
 
 LEAST_LOOK, LOOK_AHEAD = 128, 1.1
@@ -28,7 +29,7 @@ class LaggedScheduler:
     taken for the mean of the others, or for confident while nothing is known. Trimming must promise `least_gain`
     (relative) over verifying everything, which needs no ragged batch; where the cost curve is no clearer than its
     noise, nothing is trimmed. When not drafting is best, `probes` says when to look again; a change of load is noticed
-    at once. A round with floors drafts in any case, with the best budget that holds them.
+    at once. A round with floors drafts in any case, with the best budget that holds them. Blocks are as wide as pays.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class LaggedScheduler:
             raise ConfigError(f"least_gain is {least_gain}; expected a share from 0 to below 1")
         self._rounds = KnownRounds(cost)
         self._history = SurvivalHistory(lag)
+        self._slots = SlotChoice(self._rounds)
         self._least_gain = least_gain
         self._probe = Probe(probes or ProbeSchedule())
         self._look = LEAST_LOOK
@@ -48,7 +50,9 @@ class LaggedScheduler:
         number = next(self._numbers)
         if batch.room == 0:
             return Plan(batch, number, drafts=False)
-        value = batch.value(self._history.recall(number, batch.keys, batch.gamma))
+        survival = self._history.recall(number, batch.keys, batch.gamma)
+        batch = self._slots.narrowed(batch, self._history.typical(batch.gamma))
+        value = batch.value(survival)
         seconds = self._rounds.seconds(batch)
         ahead, budget = self._ahead(batch, value, seconds)
         pays = bool((ahead.full if budget is None else ahead.drafted[budget]) > ahead.plain)
@@ -67,7 +71,7 @@ class LaggedScheduler:
             return settled_lengths(plan)
         survival = survivals(confidences, batch)
         telling = _telling(batch)
-        self._history.record(plan.number, batch.keys[telling], survival[:, telling])
+        self._history.record(plan.number, batch.keys[telling], survival[: batch.width, telling], batch.gamma)
         return settled_lengths(plan) if plan.full else admit(batch, batch.value(survival), plan.budget)
 
     def observe(self, outcome: Outcome) -> None:
@@ -88,5 +92,5 @@ def _telling(batch: Batch) -> NDArray[np.bool_] | slice:
     """Requests whose survivals are worth remembering: behind a cap there are none, and that is no bad sign."""
     if batch.caps is None:
         return slice(None)
-    whole: NDArray[np.bool_] = batch.caps == batch.gamma
+    whole: NDArray[np.bool_] = batch.caps == batch.width
     return whole if whole.any() else batch.caps > 0

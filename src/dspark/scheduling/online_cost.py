@@ -18,7 +18,8 @@ LARGEST_STEP = math.log(2)
 class RoundTiming:
     """Measured seconds of one round that verified `tokens` rows, anchors included, with `drafting` requests drafting.
 
-    `requests` says whose the rows were; None where that is not known.
+    `requests` says whose the rows were; None where that is not known. `share` says how long the drafted blocks were: 0
+    is one slot, 1 a whole block.
 
     Raises:
         ConfigError: a time is negative or not finite, or verification took none.
@@ -31,6 +32,7 @@ class RoundTiming:
     draft_seconds: float
     overhead_seconds: float
     requests: int | None = None
+    share: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("verify_seconds", "draft_seconds", "overhead_seconds"):
@@ -64,9 +66,11 @@ class OnlineCost:
         self._log_draft = 0.0
         self._overhead = table.overhead_seconds
 
-    def round_seconds(self, requests: int, drafting: int, most: int, context: float) -> RoundSeconds:
+    def round_seconds(
+        self, requests: int, drafting: int, most: int, context: float, share: float = 1.0
+    ) -> RoundSeconds:
         """As the corrected table has it."""
-        return self.table.round_seconds(requests, drafting, most, context)
+        return self.table.round_seconds(requests, drafting, most, context, share)
 
     def observe(self, timing: RoundTiming) -> None:
         """Learn from one round."""
@@ -74,7 +78,7 @@ class OnlineCost:
         known = math.log(self._measured.verify(timing.tokens, timing.tokens, timing.context, timing.requests)[0])
         error = _clipped(math.log(timing.verify_seconds) - known - float(near @ self._log_verify))
         self._log_verify += self._rate * error * (0.5 + 0.5 * near)
-        drafting = self._measured.draft(timing.drafting)
+        drafting = self._measured.draft(timing.drafting, timing.share)
         if drafting > 0 and timing.draft_seconds > 0:
             self._log_draft += self._rate * _clipped(math.log(timing.draft_seconds / drafting) - self._log_draft)
         self._overhead += self._rate * (timing.overhead_seconds - self._overhead)

@@ -14,6 +14,10 @@ from dspark.scheduling.probe import Probe, ProbeSchedule
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.scheduler import Scheduler
 
+WORTH = 1.03
+"""How much faster than plain decoding a plan must promise to be: rounds that draft cost a little in other places, too,
+and on a machine at work, whose caches hold other things, drafting takes longer than where it was measured."""
+
 UNSEEN = -1
 """Number of a plan that is not the inner scheduler's."""
 
@@ -45,7 +49,7 @@ class Parked:
         if not plan.drafts or plan.probe or not self._yield.known:
             return plan
         seconds = self._rounds.seconds(batch) if plan.seconds is None else plan.seconds
-        planned, plain = self._rate(plan.batch, self._drafts(plan), seconds), batch.requests / seconds.plain
+        planned, plain = self._rate(plan.batch, self._drafts(plan), seconds), WORTH * batch.requests / seconds.plain
         if planned > plain:
             self._probe.reset()
         if planned > (self._rate(batch, batch.floor_tokens, seconds) if batch.floor_tokens else plain):

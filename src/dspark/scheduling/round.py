@@ -1,7 +1,7 @@
 """What a scheduler is told, and what it answers. Shapes: B requests of the batch, gamma drafts each."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,7 +22,10 @@ class Batch:
     (0: it does not draft), `floors` [B] are verified whatever the confidences say and whether or not drafting pays: a
     round with floors drafts, unless drafting is switched off (`FixedLength(0)`). Equal to the caps, floors give
     calibration labels that are not censored: choose such requests beforehand. `weights` [B] say how much a token of
-    each request is worth. `max_tokens` bounds the rows of the verifying forward, the anchors included.
+    each request is worth. `max_tokens` bounds the rows of the verifying forward, the anchors included. All blocks of
+    the round have `slots` (None: gamma), and no cap is above that. `reach` is how many drafts costs are
+    looked at for, to tell their shape from noise (None: `room`). The forward has `beside` rows of no round, as of
+    prompts.
 
     Raises:
         ConfigError: a field cannot be; the message names it.
@@ -35,6 +38,9 @@ class Batch:
     floors: Ints | None = None
     weights: Floats | None = None
     max_tokens: int | None = None
+    slots: int | None = None
+    reach: int | None = None
+    beside: int = 0
     requests: int = field(init=False, repr=False)
     """B."""
     drafting: int = field(init=False, repr=False)
@@ -83,6 +89,10 @@ class Batch:
                 raise ConfigError(f"{name} has shape {rows.shape}; expected {self.keys.shape}, one entry per request")
         if self.caps is not None and not (self.caps.min() >= 0 and self.caps.max() <= self.gamma):
             raise ConfigError(f"caps are {self.caps.min()} to {self.caps.max()}; expected 0 to gamma = {self.gamma}")
+        if self.slots is not None and not (1 <= self.slots <= self.gamma and np.all(self._most() <= self.slots)):
+            raise ConfigError(f"slots are {self.slots}; expected 1 to gamma = {self.gamma}, and no cap above")
+        if self.beside < 0:
+            raise ConfigError(f"beside is {self.beside}; expected a number of rows, 0 or more")
         if self.floors is not None and not (self.floors.min() >= 0 and np.all(self.floors <= self._most())):
             raise ConfigError("floors must lie between 0 and the request's cap; lower them or raise the caps")
         if self.floors is not None and self.floor_tokens > self.room:
@@ -105,9 +115,48 @@ class Batch:
         for name, value in counts.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def width(self) -> int:
+        """Slots of a block."""
+        return self.gamma if self.slots is None else self.slots
+
+    @property
+    def share(self) -> float:
+        """Where the width lies between one slot, 0, and a whole block, 1."""
+        return (self.width - 1) / (self.gamma - 1) if self.gamma > 1 else 1.0
+
+    @property
+    def highest_floor(self) -> int:
+        """The widest that a block must be, 0 without floors."""
+        return 0 if self.floors is None else int(self.floors.max())
+
+    def narrowed(self, slots: int) -> "Batch":
+        """This batch with blocks of `slots`; itself if that is their width. Floors must not be above."""
+        if slots == self.width:
+            return self
+        narrowed = object.__new__(Batch)  # keys were checked: that need not be done again, round after round
+        for name in Batch.__slots__:
+            object.__setattr__(narrowed, name, getattr(self, name))
+        caps = np.minimum(self._most(), np.full(self.requests, slots))
+        reach = self.room if self.reach is None else self.reach
+        for name, value in {"slots": slots, "caps": caps, "reach": reach}.items():
+            object.__setattr__(narrowed, name, value)
+        narrowed._count()
+        narrowed._check_rows()
+        return narrowed
+
     def round_seconds(self, cost: CostModel) -> RoundSeconds:
-        """What a round of this batch costs at 0 ... `room` drafts."""
-        return cost.round_seconds(self.requests, self.drafting, self.room, self.context)
+        """What a round of this batch costs at 0 ... `room` drafts.
+
+        Rows beside it are read in any case and belong to no round, but drafts come on top of them: a draft costs what
+        one more row costs there, and is worth it if it brings more tokens in that time than rounds alone would.
+        """
+        reach, beside = self.room if self.reach is None else self.reach, self.beside
+        seconds = cost.round_seconds(self.requests, self.drafting, beside + reach, self.context, self.share)
+        if not beside and reach == self.room:
+            return seconds
+        drafted = seconds.drafted[beside : beside + self.room + 1]
+        return replace(seconds, drafted=seconds.drafted[0] + np.maximum(drafted - drafted[0], 0.0))
 
     def value(self, survival: Floats) -> Floats:
         """Worth [gamma, B] of the candidates: weighted survival, 0 beyond the cap; floors are included."""
@@ -141,8 +190,8 @@ class Plan:
 
     @property
     def uniform(self) -> bool:
-        """Whether every request will verify gamma drafts, so that no ragged batch is needed."""
-        return self.drafts and self.full and self.batch.room == self.batch.requests * self.batch.gamma
+        """Whether every request will verify its whole block, so that no ragged batch is needed."""
+        return self.drafts and self.full and self.batch.room == self.batch.requests * self.batch.width
 
 
 @dataclass(frozen=True, slots=True, eq=False)

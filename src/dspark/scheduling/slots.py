@@ -1,0 +1,52 @@
+"""How many slots a round drafts: late drafts that will hardly be verified are not worth drafting."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from dspark.scheduling.arrays import Floats
+from dspark.scheduling.budget import highest_peak, prospects
+from dspark.scheduling.known_rounds import KnownRounds
+from dspark.scheduling.round import Batch
+
+LOOK_EVERY = 32
+"""Rounds between one look at all widths and the next."""
+
+OTHER_LOAD = 0.25
+"""A share by which the number of drafting requests must change for a look before that."""
+
+
+class SlotChoice:
+    """The width of blocks with the most expected tokens per second, the widest of equals; all where nothing is trimmed.
+
+    One pass of the drafter makes all slots of a block, and costs the more the more they are. Decided before drafting,
+    from the mean of rounds that are known by then: no draft of the round has a say, and no single round, as a width
+    stays for a while. Prompts beside the round come and go, and have no say either.
+    """
+
+    def __init__(self, rounds: KnownRounds) -> None:
+        self._rounds = rounds
+        self._width: int | None = None
+        self._requests = self._gamma = self._left = 0
+
+    def narrowed(self, batch: Batch, survival: Floats) -> Batch:
+        """`batch` with blocks of the best width, where a request's survivals are `survival` [gamma] in the mean."""
+        changed = abs(batch.drafting - self._requests) > OTHER_LOAD * self._requests or batch.gamma != self._gamma
+        if changed or not self._left:
+            self._width = self._best(replace(batch, beside=0), np.repeat(survival[:, None], batch.requests, axis=1))
+            self._requests, self._gamma, self._left = batch.drafting, batch.gamma, LOOK_EVERY
+        self._left -= 1
+        return batch if self._width is None else batch.narrowed(max(self._width, batch.highest_floor))
+
+    def _best(self, batch: Batch, survival: Floats) -> int | None:
+        """None where there is no ground for trimming. Survivals are [gamma, B]."""
+        rates = dict[int, float]()
+        self._rounds.forget()  # widths are to be compared by what rounds cost at one time
+        for width in range(batch.width, max(batch.highest_floor, 1) - 1, -1):
+            narrowed = batch.narrowed(width)
+            seconds = self._rounds.seconds(narrowed)
+            if not seconds.resolved:
+                return None
+            drafted = prospects(narrowed, narrowed.value(survival), seconds).drafted
+            rates[width] = float(drafted[highest_peak(drafted)])
+        return max(rates, key=lambda width: rates[width])
