@@ -15,6 +15,7 @@ import torch
 from dspark.engine.engine_options import EngineOptions
 from dspark.engine.events import Event, StepStats
 from dspark.engine.features import FeatureRows
+from dspark.engine.hibernation import Hibernation
 from dspark.engine.memory import EngineMemory
 from dspark.engine.options import DecodeOptions
 from dspark.engine.request import Request
@@ -65,6 +66,7 @@ class EngineCore:
         planner, most = RoundPlanner.of(self.options, self._cost or cost), self.options.max_batched_tokens
         gamma = max((one.drafter.info.gamma for one in strategies if one.drafter is not None), default=1)
         self._runner = Runner(target, self.memory, features, planner, self._watch, most, gamma)
+        self._hibernation = Hibernation(planner.promise, gamma)
         self.last: StepStats | None = None
         self._resting = False
         self._waiting: WaitingQueue[Running] = WaitingQueue()
@@ -106,6 +108,8 @@ class EngineCore:
         running = Running(self._next_key, request, chosen, deadline, salt)
         self.memory.check_fits(running)
         self._next_key += 1
+        if self._hibernation.asleep:
+            running.sleep()
         try:
             self._requests[running.key] = running
             self._waiting.put(running)
@@ -133,6 +137,8 @@ class EngineCore:
         for running in [one for one in self._requests.values() if one.late(self.clock())]:
             self._stop(running, "deadline")
         seated = [running for running in self._requests.values() if running.seated]
+        if self.options.hibernate:
+            self._hibernate(seated)
         step = plan_step(seated, self._waiting, self.options, self.memory, self._resting)
         for running in step.entered:
             self._began.setdefault(running.key, before)
@@ -148,6 +154,22 @@ class EngineCore:
         self._learn(ran, self.last)
         events, self._untold = self._untold, []
         return events
+
+    def _hibernate(self, seated: list[Running]) -> None:
+        """Put drafters away, or let requests have them again; of those in `seated` one in each step."""
+        if self._hibernation.look(seated):
+            for running in self._requests.values():
+                if self._hibernation.asleep:
+                    running.sleep()
+                elif not running.seated:
+                    running.wake()
+        if self._hibernation.rouses:
+            sleeper = next((running for running in seated if running.asleep and running.lasts), None)
+            if sleeper is not None:
+                seated.remove(sleeper)
+                self.memory.unseat(sleeper)
+                sleeper.wake()
+                self._waiting.put(sleeper)
 
     def _learn(self, ran: Ran, stats: StepStats) -> None:
         """Correct the cost table by a step that was a round and nothing else."""
@@ -176,6 +198,7 @@ class EngineCore:
             other_seconds=seconds["other"],
             seconds=sum(seconds.values()),
             emitted=sum(len(commit.token_ids) for _, commit in ran.commits),
+            asleep=sum(running.asleep for running in step.decodes),
             pages_used=self.memory.manager.used,
             waiting=len(self._waiting),
             preempted=len(step.preempted),

@@ -19,7 +19,8 @@ class EngineOptions:
     `prefill_chunk` at most. `pages` of 16 positions are allocated once, by default as many as the requests can need and
     memory allows. `scheduler` decides how many drafts are verified, `strategy` where drafts come from if a request does
     not say; where a text repeats itself, `lookup` copies drafts beside a drafter. `overlap` plans a round while the one
-    before it runs. With `follow_cost` the cost table is corrected by the times of real rounds.
+    before it runs. With `follow_cost` the cost table is corrected by the times of real rounds; with `hibernate` drafters
+    are put away while the scheduler sees for long that drafting will not pay.
 
     With `tiers` the rows of a forward are rounded up to one of these numbers by rows that nobody reads; the cost table
     should then be `padded`. `cuda_graphs` is refused until it has run on a GPU.
@@ -39,6 +40,7 @@ class EngineOptions:
     rule: RejectionRule = field(default_factory=TokenRejection)
     greedy_drafts: bool = False
     overlap: bool = False
+    hibernate: bool = True
     follow_cost: bool = True
     tiers: Tiers | None = None
     cuda_graphs: bool = False
@@ -69,7 +71,7 @@ _CHECKS: tuple[tuple[str, Callable[[object], bool], str], ...] = (
     ("pages", lambda value: value is None or _positive(value), "1 or more, or None for as many as are useful"),
     *(
         (name, _is(bool), "true or false")
-        for name in ("prefix_caching", "greedy_drafts", "overlap", "follow_cost", "cuda_graphs")
+        for name in ("prefix_caching", "greedy_drafts", "overlap", "hibernate", "follow_cost", "cuda_graphs")
     ),
     ("scheduler", _is(SchedulerConfig), "a SchedulerConfig, such as SchedulerConfig('lagged')"),
     ("strategy", _is(str), "the name of a strategy"),

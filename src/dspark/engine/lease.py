@@ -10,10 +10,10 @@ class Lease:
     Both counts are of target and drafter alike. A request writes from `shared` on, never before.
     """
 
-    __slots__ = ("hit", "length", "parent", "pending", "shared", "table")
+    __slots__ = ("hit", "length", "parent", "pending", "salt", "shared", "table")
 
     def __init__(self, table: PageTable, salt: str) -> None:
-        self.table = table
+        self.table, self.salt = table, salt
         self.hit = self.length = self.shared = 0
         self.parent: int | str = salt
         """What the next full page hangs on: the page before it, or the salt."""

@@ -35,6 +35,11 @@ class RoundPlanner:
         """The plan of this round."""
         return self.scheduler.plan(batch)
 
+    def promise(self, batch: Batch) -> float | None:
+        """How many times as fast as plain decoding rounds of `batch` promise to be; None if nobody can tell."""
+        self.settle()
+        return self.scheduler.promise(batch)
+
     def settle(self) -> None:
         """Wait for whatever runs beside the engine; from here on the scheduler may be told of rounds."""
 

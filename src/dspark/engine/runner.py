@@ -240,7 +240,8 @@ class Runner:
 
     def _forward(self, rows: Rows) -> TargetOutput:
         caches = [running.target_cache for running in rows.owners]
-        what = (as_ids(rows.token_ids), caches, rows.counts, self._features.taps)
+        taps = self._features.taps if any(running.draft_cache is not None for running in rows.owners) else ()
+        what = (as_ids(rows.token_ids), caches, rows.counts, taps)
         padding = self._memory.padding
         return forward_ragged(self._target, *what) if padding is None else padding.forward(self._target, *what)
 

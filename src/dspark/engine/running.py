@@ -8,18 +8,23 @@ from dspark.engine.result import FinishReason
 from dspark.engine.strategy import Strategy
 from dspark.types import Cache
 
+READING = 0.5
+"""What reading a known position costs at most, in positions that a drafter helps with (few requests, a CPU)."""
+
 
 class Running:
     """`request` and what the engine keeps of it. Without pages it waits, for the first time or once more.
 
     `target_cache` and `draft_cache` exist from `seat` to `unseat`. `error` is what ended it, if something went wrong.
+    It was `chosen` how it drafts; its `strategy` is that while it is awake, and the same without drafter while not.
     """
 
     def __init__(
         self, key: int, request: Request, strategy: Strategy, deadline: float | None = None, salt: str = ""
     ) -> None:
-        self.key, self.request, self.strategy, self.deadline = key, request, strategy, deadline
-        self.salt = f"{len(strategy.name)} {strategy.name} {salt}"  # the length says where the name ends
+        self.key, self.request, self.deadline = key, request, deadline
+        self.chosen = self.strategy = strategy
+        self._salt = salt
         self.lease: Lease | None = None
         self.draft_cache: Cache | None = None
         self.texts: list[str] = []
@@ -27,6 +32,17 @@ class Running:
         self.history = RoundHistory()
         request.memory = self
         self._target_cache: Cache | None = None
+
+    @property
+    def salt(self) -> str:
+        """Prefixes are shared by requests of the same strategy and the same user's salt."""
+        name = self.strategy.name
+        return f"{len(name)} {name} {self._salt}"  # the length says where the name ends
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it goes without its drafter."""
+        return self.strategy is not self.chosen
 
     @property
     def target_cache(self) -> Cache:
@@ -65,6 +81,11 @@ class Running:
         """The most that a round may propose, and so the positions that it may write behind its anchor."""
         return self.strategy.gamma
 
+    @property
+    def lasts(self) -> bool:
+        """Whether so much text may still come that it is worth reading the known one again, for the drafter."""
+        return self.request.limit - len(self.request.output.token_ids) >= self.computed * READING
+
     def late(self, now: float) -> bool:
         """Whether its time is up."""
         return self.deadline is not None and now >= self.deadline
@@ -72,6 +93,16 @@ class Running:
     def seat(self, lease: Lease, target_cache: Cache, draft_cache: Cache | None) -> None:
         """Give it pages, and caches that view them."""
         self.lease, self._target_cache, self.draft_cache = lease, target_cache, draft_cache
+
+    def sleep(self) -> None:
+        """Go without the drafter from here on; what is computed so is shared with nobody before the next seat."""
+        if self.chosen.drafter is not None and not self.asleep:
+            self.strategy, self.draft_cache = self.chosen.undrafted, None
+
+    def wake(self) -> None:
+        """Have the drafter again, from the next seat on."""
+        assert not self.seated, "a drafter reads the whole text: give the seat back first"
+        self.strategy = self.chosen
 
     def judged(self, entry: Round) -> None:
         """Take in how a round of its drafter went, as a `RoundMemory`."""

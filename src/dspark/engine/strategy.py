@@ -1,6 +1,6 @@
 """Where a request's drafts come from: a drafter, its own text, or nowhere."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dspark.drafters.dspark import DSpark
 from dspark.drafters.prompt_lookup import PromptLookup
@@ -26,6 +26,11 @@ class Strategy:
         """Most drafts of a round, from either source."""
         drafted = 0 if self.drafter is None else self.drafter.info.gamma
         return max(drafted, 0 if self.lookup is None else self.lookup.drafts)
+
+    @property
+    def undrafted(self) -> "Strategy":
+        """The same without a drafter: its requests share prefixes with all that have none."""
+        return replace(PLAIN, lookup=self.lookup)
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -24,6 +24,9 @@ class FixedLength:
         drafts = self._length != 0 and batch.room > 0
         return Plan(batch, next(self._numbers), drafts, full=self._length is None)
 
+    def promise(self, batch: Batch) -> None:
+        """Nobody asked whether it pays."""
+
     def lengths(self, plan: Plan, confidences: Floats | None = None) -> Ints:
         """`length` everywhere; where `max_tokens` is too small, the last positions go first."""
         return settled_lengths(plan) if plan.full or not plan.drafts else equal_lengths(plan.batch, self._length)

@@ -90,6 +90,11 @@ class SurvivalHistory:
         self._asked.append(_Seen(number, keys, survival, gamma, self._mean))
         return self._persistence.expected(self._mean, survival)
 
+    @property
+    def known(self) -> bool:
+        """Whether there are rounds that may be known."""
+        return bool(self._old)
+
     def typical(self, gamma: int) -> Floats:
         """The mean survival [gamma] of all rounds that may be known; 1 while there is none."""
         return self._mean if self._old and len(self._mean) == gamma else np.ones(gamma)

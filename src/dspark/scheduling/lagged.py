@@ -64,6 +64,10 @@ class LaggedScheduler:
             budget = max(budget + batch.floor_tokens, 1)  # a probe that verifies nothing would teach nothing
         return Plan(batch, number, drafts or probe, full=budget is None, budget=budget, probe=probe, seconds=seconds)
 
+    def promise(self, batch: Batch) -> float | None:
+        """By the mean survival, blocks as wide as pays."""
+        return self._slots.promise(batch, self._history.typical(batch.gamma)) if self._history.known else None
+
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """The top-K of today's candidates, K the budget."""
         batch = plan.batch

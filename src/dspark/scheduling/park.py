@@ -60,6 +60,15 @@ class Parked:
             return replace(plan, full=False, budget=batch.floor_tokens)
         return Plan(batch, UNSEEN, drafts=False)
 
+    def promise(self, batch: Batch) -> float | None:
+        """The inner scheduler's, or what past drafts really brought if that is less."""
+        promised = self._inner.promise(batch)
+        if promised is None or not self._yield.known:
+            return promised
+        blocks = [batch.narrowed(width) for width in range(1, batch.gamma + 1)]
+        rates = [self._rate(narrow, narrow.room, self._rounds.seconds(narrow)) for narrow in blocks]
+        return min(promised, max(rates) * self._rounds.seconds(batch).plain / batch.requests)
+
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """As the inner scheduler has it, which sees the confidences also where floors alone are verified."""
         if plan.number == UNSEEN:

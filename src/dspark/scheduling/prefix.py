@@ -32,6 +32,9 @@ class PrefixScheduler:
         seconds = self._rounds.seconds(batch)
         return Plan(batch, next(self._numbers), batch.room > 0, full=not seconds.resolved, seconds=seconds)
 
+    def promise(self, batch: Batch) -> None:
+        """Nobody asked whether it pays."""
+
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """The prefix lengths [B] of Algorithm 1."""
         batch = plan.batch

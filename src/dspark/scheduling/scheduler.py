@@ -18,6 +18,13 @@ class Scheduler(Protocol):
         """Whether the round drafts, and its budget."""
         ...
 
+    def promise(self, batch: Batch) -> float | None:
+        """How many times as fast as plain decoding rounds of `batch` are expected to be; None if nobody can tell.
+
+        By means of past rounds alone, whoever may be in `batch`. Asking changes nothing.
+        """
+        ...
+
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """Drafts [B] to verify, from calibrated conditional confidences c [B, gamma] in [0, 1].
 

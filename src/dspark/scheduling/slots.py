@@ -33,20 +33,27 @@ class SlotChoice:
         """`batch` with blocks of the best width, where a request's survivals are `survival` [gamma] in the mean."""
         changed = abs(batch.drafting - self._requests) > OTHER_LOAD * self._requests or batch.gamma != self._gamma
         if changed or not self._left:
-            self._width = self._best(replace(batch, beside=0), np.repeat(survival[:, None], batch.requests, axis=1))
+            rates = self._rates(replace(batch, beside=0), survival)
+            self._width = max(rates, key=lambda width: rates[width]) if rates else None
             self._requests, self._gamma, self._left = batch.drafting, batch.gamma, LOOK_EVERY
         self._left -= 1
         return batch if self._width is None else batch.narrowed(max(self._width, batch.highest_floor))
 
-    def _best(self, batch: Batch, survival: Floats) -> int | None:
-        """None where there is no ground for trimming. Survivals are [gamma, B]."""
+    def promise(self, batch: Batch, survival: Floats) -> float | None:
+        """How many times as fast as plain decoding the best width is; None where there is no ground for trimming."""
+        rates = self._rates(batch, survival)
+        return max(rates.values()) * self._rounds.seconds(batch).plain / batch.anchor_value if rates else None
+
+    def _rates(self, batch: Batch, survival: Floats) -> dict[int, float]:
+        """Tokens per second of the best budget at each width; empty where there is no ground for trimming."""
+        every = np.repeat(survival[:, None], batch.requests, axis=1)
         rates = dict[int, float]()
         self._rounds.forget()  # widths are to be compared by what rounds cost at one time
         for width in range(batch.width, max(batch.highest_floor, 1) - 1, -1):
             narrowed = batch.narrowed(width)
             seconds = self._rounds.seconds(narrowed)
             if not seconds.resolved:
-                return None
-            drafted = prospects(narrowed, narrowed.value(survival), seconds).drafted
+                return {}
+            drafted = prospects(narrowed, narrowed.value(every), seconds).drafted
             rates[width] = float(drafted[highest_peak(drafted)])
-        return max(rates, key=lambda width: rates[width])
+        return rates

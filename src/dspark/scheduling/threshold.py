@@ -25,6 +25,9 @@ class StaticThreshold:
         """Always drafts."""
         return Plan(batch, next(self._numbers), drafts=batch.room > 0)
 
+    def promise(self, batch: Batch) -> None:
+        """Nobody asked whether it pays."""
+
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """Prefixes of confident drafts; where `max_tokens` is too small, the last positions go first."""
         if plan.full or not plan.drafts:
