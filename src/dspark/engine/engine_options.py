@@ -19,8 +19,8 @@ class EngineOptions:
     `prefill_chunk` at most. `pages` of 16 positions are allocated once, by default as many as the requests can need and
     memory allows. `scheduler` decides how many drafts are verified, `strategy` where drafts come from if a request does
     not say; where a text repeats itself, `lookup` copies drafts beside a drafter. `overlap` plans a round while the one
-    before it runs. With `follow_cost` the cost table is corrected by the times of real rounds; with `hibernate` drafters
-    are put away while the scheduler sees for long that drafting will not pay.
+    before it runs. With `follow_cost` the cost table is corrected by the times of real rounds; with `hibernate`
+    drafters are put away while the scheduler sees for long that drafting will not pay.
 
     With `tiers` the rows of a forward are rounded up to one of these numbers by rows that nobody reads; the cost table
     should then be `padded`. `cuda_graphs` is refused until it has run on a GPU.
