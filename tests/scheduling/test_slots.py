@@ -44,17 +44,33 @@ def test_the_width_is_the_best_of_all(requests: int, mean: float, first: float, 
     assert rates[width] == max(rates.values())
 
 
+@pytest.mark.filterwarnings("ignore:the cost table has no draft time")
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        (replace(TABLE, first_draft_seconds=()), "nobody timed shorter blocks"),
-        (replace(TABLE, noise=5.0), "the cost of rows is no clearer than its noise"),
+        (replace(TABLE, noise=5.0, first_draft_seconds=()), "nobody timed shorter blocks, and rows seem to be free"),
+        (replace(TABLE, requests=(1, 7)), "so many requests were never timed drafting"),
     ],
 )
 def test_without_grounds_blocks_are_whole(table: CostTable, why: str) -> None:
     batch = Batch(np.arange(8), GAMMA)
     assert SlotChoice(KnownRounds(TABLE)).narrowed(batch, falling(0.3)).width < GAMMA
     assert SlotChoice(KnownRounds(table)).narrowed(batch, falling(0.3)).width == GAMMA, why
+
+
+@given(st.integers(1, 8), st.floats(0.05, 0.99))
+def test_where_rows_cost_no_more_than_noise_the_time_of_drafting_decides(requests: int, mean: float) -> None:
+    table = replace(TABLE, noise=5.0)
+    batch = Batch(np.arange(requests), GAMMA)
+    verify = np.mean(batch.round_seconds(replace(TABLE, noise=0.0)).drafted) - TABLE.draft(requests)
+    rates = {
+        slots: requests
+        * (1 + falling(mean)[:slots].sum())
+        / (verify + TABLE.draft(requests, (slots - 1) / (GAMMA - 1)))
+        for slots in range(1, GAMMA + 1)
+    }
+    width = SlotChoice(KnownRounds(table)).narrowed(batch, falling(mean)).width
+    assert rates[width] == pytest.approx(max(rates.values()))
 
 
 def test_it_looks_again_after_a_while_and_at_once_where_the_load_is_another() -> None:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dspark.calibration.signals import Floats, SurvivalModel
+from dspark.engine.abilities import knows_likeliest
 from dspark.engine.batch_sampler import BatchRound
 from dspark.engine.confidences import SlotSignals, conditional, reads_laws, recorded
 from dspark.engine.ragged import begin_each
 from dspark.engine.running import Running
-from dspark.types import DraftBlocks, Drafter, GreedyBlocks, as_ids
+from dspark.types import DraftBlocks, Drafter, as_ids
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class Group:
 
     def _take_likeliest(self, blocks: DraftBlocks, anchors: Sequence[int], slots: int, signals: SlotSignals) -> bool:
         """Draft all slots in one go, where nobody draws and `blocks` can. Returns whether that was so."""
-        if not isinstance(blocks, GreedyBlocks) or not self.sampler.drafts_best:
+        if not knows_likeliest(blocks) or not self.sampler.drafts_best:
             return False
         drafts = blocks.likeliest(as_ids(anchors), slots)
         if drafts is None:

@@ -27,9 +27,9 @@ class StepStats:
     """One step in numbers. Seconds add up: `draft` + `verify` + `schedule` + `other` = `seconds`.
 
     Of `requests` that decoded, the drafters of `drafting` ran; `drafted` drafts were made, copies included, of which
-    `verified` went through the target and `accepted` survived; `emitted` tokens went out, first ones included. The drafters of
-    `asleep` requests were put away. `budget` is the number of drafts that the scheduler had decided on beforehand, None
-    if it left that open.
+    `verified` went through the target and `accepted` survived; `emitted` tokens went out, first ones included. The
+    drafters of `asleep` ones were put away. `budget` is the number of drafts that the scheduler had decided on
+    beforehand, None if it left that open.
     `predicted_survival` is the sum of the verified drafts' calibrated survivals, copies left out (None if nobody asked
     for confidences), to compare with what is accepted of these; `predicted_seconds` what the cost model expected of a
     round of this size. Of prompts, `prefill_tokens` were computed and `hit_tokens` found in cached pages, by those who

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from dspark.core.sampling import check_finite
+from dspark.engine.abilities import knows_best
 from dspark.engine.batch_sampler import BatchRound
 from dspark.errors import SamplingError
-from dspark.types import GreedyTarget, Target, Verdict
+from dspark.types import Target, Verdict
 
 Round = tuple[BatchRound, Sequence[int]]
 """Draws of some requests, and how many drafts of each are judged."""
@@ -26,7 +27,7 @@ def judge_rounds(target: Target, rounds: Sequence[Round], hidden: Tensor) -> lis
     lengths = [length for _, own in rounds for length in own]
     ends = list(accumulate(length + 1 for length in lengths))
     spans = [range(end - length - 1, end) for end, length in zip(ends, lengths, strict=True)]
-    greedy = isinstance(target, GreedyTarget)
+    greedy = knows_best(target)
     easy = [taken and greedy for sampler, _ in rounds for taken in sampler.takes_best]
     best = _best(target, hidden, [row for span, one in zip(spans, easy, strict=True) if one for row in span])
     rest = [row for span, one in zip(spans, easy, strict=True) if not one for row in span]
@@ -62,7 +63,7 @@ def _judge_alone(target: Target, one: Round, hidden: Tensor) -> Verdict | Sampli
 
 def _best(target: Target, hidden: Tensor, rows: Sequence[int]) -> dict[int, int]:
     """The likeliest token of each of `rows`."""
-    if not rows or not isinstance(target, GreedyTarget):
+    if not rows or not knows_best(target):
         return {}
     scores, tokens = target.best_tokens(hidden[list(rows)] if len(rows) < len(hidden) else hidden)
     check_finite(scores.numpy(force=True))

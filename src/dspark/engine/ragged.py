@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dspark.types import BatchDrafter, Cache, DraftBlock, DraftBlocks, Drafter, RaggedTarget, Target, TargetOutput
+from dspark.engine.abilities import takes_batches, takes_ragged
+from dspark.types import Cache, DraftBlock, DraftBlocks, Drafter, Target, TargetOutput
 
 
 def forward_ragged(
     target: Target, token_ids: Tensor, caches: Sequence[Cache], counts: Sequence[int], taps: Sequence[int]
 ) -> TargetOutput:
     """Append counts[i] of `token_ids` [N] to caches[i]; their states as in `RaggedTarget`."""
-    if isinstance(target, RaggedTarget):
+    if takes_ragged(target):
         return target.forward_ragged(token_ids, caches, counts, taps)
     parts = zip(_split(token_ids, counts), caches, strict=True)
     outputs = [target.forward(part, cache, taps) for part, cache in parts]
@@ -25,7 +26,7 @@ def forward_ragged(
 
 def extend_ragged(drafter: Drafter, features: Tensor, caches: Sequence[Cache], counts: Sequence[int]) -> None:
     """Append counts[i] rows of `features` [N, m * d] to the context of caches[i]."""
-    if isinstance(drafter, BatchDrafter):
+    if takes_batches(drafter):
         drafter.extend_ragged(features, caches, counts)
         return
     for part, cache in zip(_split(features, counts), caches, strict=True):
@@ -34,7 +35,7 @@ def extend_ragged(drafter: Drafter, features: Tensor, caches: Sequence[Cache], c
 
 def begin_each(drafter: Drafter, anchors: Sequence[int], caches: Sequence[Cache], gamma: int) -> DraftBlocks:
     """A block of `gamma` slots behind each of B anchors."""
-    if isinstance(drafter, BatchDrafter):
+    if takes_batches(drafter):
         return drafter.begin_each(anchors, caches, gamma)
     return _Blocks([drafter.begin(anchor, cache, gamma) for anchor, cache in zip(anchors, caches, strict=True)])
 

@@ -37,6 +37,8 @@ class FixedLength:
 
 def settled_lengths(plan: Plan) -> Ints:
     """Lengths [B] of a plan that leaves nothing to decide: none without drafting, otherwise all that fit."""
+    if plan.uniform:
+        return np.full(plan.batch.requests, plan.batch.width, dtype=np.int64)
     return equal_lengths(plan.batch, None if plan.drafts else 0)
 
 

@@ -70,12 +70,6 @@ class SurvivalHistory:
         gamma = len(survival) if gamma is None else gamma
         self._young.append(_Seen(number, keys, survival, gamma, surprise=self._surprise(number, keys, survival, gamma)))
 
-    def prepare(self) -> None:
-        """Do after a round, when nobody waits, what the next `recall` would have to do. May be left out."""
-        if self._young:
-            last = self._young[-1]
-            self._young[-1] = replace(last, mean=last.average())
-
     def recall(self, number: int, keys: Ints, gamma: int) -> Floats:
         """For each key, the survivals [gamma, B] to expect of round `number`, by rounds `number` - lag and before.
 

@@ -42,17 +42,23 @@ class Parked:
         probes = probes or ProbeSchedule()
         self._yield = DraftYield(rate, probes)
         self._probe = Probe(probes)
+        self._told: list[Outcome] = []
+        self._lets = False
 
     def plan(self, batch: Batch) -> Plan:
         """The inner plan; or the floors alone, without any no drafts."""
         plan = self._inner.plan(batch)
-        if not plan.drafts or plan.probe or not self._yield.known:
+        if not plan.drafts or plan.probe or (plan.kept and self._lets):
+            return plan
+        self._learn()
+        if not self._yield.known:
             return plan
         seconds = self._rounds.seconds(batch) if plan.seconds is None else plan.seconds
         planned, plain = self._rate(plan.batch, self._drafts(plan), seconds), WORTH * batch.requests / seconds.plain
         if planned > plain:
             self._probe.reset()
-        if planned > (self._rate(batch, batch.floor_tokens, seconds) if batch.floor_tokens else plain):
+        self._lets = planned > (self._rate(batch, batch.floor_tokens, seconds) if batch.floor_tokens else plain)
+        if self._lets:
             return plan
         if self._probe.due(batch.drafting):
             return replace(plan, probe=True)
@@ -62,6 +68,7 @@ class Parked:
 
     def promise(self, batch: Batch) -> float | None:
         """The inner scheduler's, or what past drafts really brought if that is less."""
+        self._learn()
         promised = self._inner.promise(batch)
         if promised is None or not self._yield.known:
             return promised
@@ -78,11 +85,17 @@ class Parked:
         return floors.astype(np.int64) if floors is not None and _floors_alone(plan) else lengths
 
     def observe(self, outcome: Outcome) -> None:
-        """Update the means, but not by floors alone: their width is not the usual one. Tell the inner scheduler."""
+        """Note it for the means, but not floors alone: their width is not the usual one. Tell the inner scheduler."""
         if outcome.plan.number != UNSEEN:
             self._inner.observe(outcome)
         if outcome.plan.drafts and (outcome.plan.probe or not _floors_alone(outcome.plan)):
+            self._told.append(outcome)
+
+    def _learn(self) -> None:
+        """Take in what was told since plans were last judged."""
+        for outcome in self._told:
             self._yield.observe(outcome)
+        self._told.clear()
 
     def _rate(self, batch: Batch, drafts: int, seconds: RoundSeconds) -> float:
         """Tokens per second of a round that verifies `drafts` drafts, by what past ones brought."""

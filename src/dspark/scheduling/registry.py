@@ -27,6 +27,7 @@ SETTINGS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
         "threshold": NUMBER,
         "lag": WHOLE,
         "least_gain": NUMBER,
+        "keep": WHOLE,
         "park": ((bool,), "true or false"),
         "first_probe": WHOLE,
         "longest_probe": WHOLE,
@@ -39,9 +40,9 @@ SETTINGS: Mapping[str, tuple[tuple[type, ...], str]] = MappingProxyType(
 class SchedulerConfig:
     """Which scheduler, and its settings; those of other schedulers are ignored.
 
-    `length` is that of "fixed" (None: gamma), `threshold` that of "threshold", `lag` and `least_gain` belong to
-    "lagged". `park` stops drafting while it does not pay; the first probe comes after `first_probe` rounds, at the
-    latest one comes every `longest_probe`.
+    `length` is that of "fixed" (None: gamma), `threshold` that of "threshold", `lag`, `least_gain` and
+    `keep` belong to "lagged". `park` stops drafting while it does not pay; the first probe comes after `first_probe`
+    rounds, at the latest one comes every `longest_probe`.
 
     Raises:
         ConfigError: a setting is of another type; the message names it. Values are checked by `build_scheduler`.
@@ -52,6 +53,7 @@ class SchedulerConfig:
     threshold: float = 0.5
     lag: int = 2
     least_gain: float = 0.0
+    keep: int = 4
     park: bool = True
     first_probe: int = 16
     longest_probe: int = 256
@@ -95,7 +97,7 @@ def _lagged(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:
     if cost is None:
         _warn(config.name, "every draft is verified")
         return FixedLength()
-    return LaggedScheduler(cost, config.lag, config.least_gain, config.probes)
+    return LaggedScheduler(cost, config.lag, config.least_gain, config.probes, config.keep)
 
 
 def _threshold(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:

@@ -177,7 +177,8 @@ class Plan:
 
     All of them when `full`; else at most `budget`, or as many as the scheduler finds worth it (None). `number` counts
     the scheduler's rounds; `seconds` is what the round was expected to take at each length, to compare with the clock.
-    A `probe` is not expected to pay: it is to show whether drafting would.
+    A `probe` is not expected to pay: it is to show whether drafting would. One that is `kept` is that of the round
+    before, for the same requests.
     """
 
     batch: Batch
@@ -187,6 +188,7 @@ class Plan:
     budget: int | None = None
     probe: bool = False
     seconds: RoundSeconds | None = None
+    kept: bool = False
 
     @property
     def uniform(self) -> bool:

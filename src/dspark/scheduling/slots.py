@@ -6,6 +6,7 @@ import numpy as np
 
 from dspark.scheduling.arrays import Floats
 from dspark.scheduling.budget import highest_peak, prospects
+from dspark.scheduling.cost import RoundSeconds
 from dspark.scheduling.known_rounds import KnownRounds
 from dspark.scheduling.round import Batch
 
@@ -17,7 +18,7 @@ OTHER_LOAD = 0.25
 
 
 class SlotChoice:
-    """The width of blocks with the most expected tokens per second, the widest of equals; all where nothing is trimmed.
+    """The width of blocks with the most expected tokens per second, the widest of equals.
 
     One pass of the drafter makes all slots of a block, and costs the more the more they are. Decided before drafting,
     from the mean of rounds that are known by then: no draft of the round has a say, and no single round, as a width
@@ -40,20 +41,26 @@ class SlotChoice:
         return batch if self._width is None else batch.narrowed(max(self._width, batch.highest_floor))
 
     def promise(self, batch: Batch, survival: Floats) -> float | None:
-        """How many times as fast as plain decoding the best width is; None where there is no ground for trimming."""
+        """How many times as fast as plain decoding the best width is; None where nobody timed so many requests."""
         rates = self._rates(batch, survival)
         return max(rates.values()) * self._rounds.seconds(batch).plain / batch.anchor_value if rates else None
 
     def _rates(self, batch: Batch, survival: Floats) -> dict[int, float]:
-        """Tokens per second of the best budget at each width; empty where there is no ground for trimming."""
+        """Tokens per second of the best budget at each width; empty where nobody timed so many requests drafting."""
         every = np.repeat(survival[:, None], batch.requests, axis=1)
         rates = dict[int, float]()
         self._rounds.forget()  # widths are to be compared by what rounds cost at one time
-        for width in range(batch.width, max(batch.highest_floor, 1) - 1, -1):
+        whole = self._rounds.seconds(batch)
+        for width in range(batch.width, max(batch.highest_floor, 1) - 1, -1) if whole.measured else ():
             narrowed = batch.narrowed(width)
             seconds = self._rounds.seconds(narrowed)
-            if not seconds.resolved:
-                return {}
+            seconds = seconds if whole.resolved else _flat(seconds, whole)
             drafted = prospects(narrowed, narrowed.value(every), seconds).drafted
             rates[width] = float(drafted[highest_peak(drafted)])
         return rates
+
+
+def _flat(seconds: RoundSeconds, whole: RoundSeconds) -> RoundSeconds:
+    """`seconds` if verifying takes the same at any length, the mean of `whole`: its shape is no clearer than noise."""
+    more = float(whole.drafted.mean() - whole.drafted[0])
+    return replace(seconds, drafted=np.full(len(seconds.drafted), seconds.drafted[0] + more))
