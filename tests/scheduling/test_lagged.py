@@ -1,5 +1,8 @@
 """The budget follows old confidences, the allocation today's; slots and newcomers are told apart."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -150,3 +153,38 @@ def test_top_takes_what_a_sort_takes(columns: list[list[float]], count: int) -> 
     assert top(value, count).tolist() == expected.tolist()
     gains = -np.array([negated for negated, *_ in order])
     assert top(value, count, gains).tolist() == expected.tolist()
+
+
+def few_plans(keep: int, batches: Sequence[Batch], chance: float = 0.9) -> list[bool]:
+    """Whether each round of `batches` has the plan of the one before."""
+    scheduler, kept = LaggedScheduler(CostTable((1, 64), (0,), ((1.0, 2.0),), (1, 16), (0.1, 0.1)), keep=keep), []
+    for batch in batches:
+        plan = scheduler.plan(batch)
+        scheduler.lengths(plan, np.full((batch.requests, batch.gamma), chance, dtype=np.float32))
+        kept.append(plan.kept)
+    return kept
+
+
+def test_a_plan_of_few_requests_serves_some_rounds_of_them() -> None:
+    one, other = Batch(np.array([1, 2]), 4), Batch(np.array([1, 3]), 4)
+    at_first = [False] * 3  # nothing is known yet of rounds two before
+    assert few_plans(3, [one] * 10) == [*at_first, True, True, False, True, True, False, True]
+    assert few_plans(1, [one] * 10) == [False] * 10
+    assert few_plans(3, [*[one] * 4, *[other] * 3]) == [*at_first, True, False, True, True]
+    for unlike in (replace(one, caps=np.array([4, 3])), replace(one, beside=1), replace(one, floors=np.array([1, 0]))):
+        assert few_plans(3, [*[one] * 3, unlike, one]) == [False] * 5
+    assert few_plans(3, [Batch(np.arange(9), 4)] * 10) == [False] * 10
+    assert few_plans(3, [one] * 10, chance=0.0) == [False] * 10, "rests are planned anew"
+
+
+@pytest.mark.parametrize("chance", [0.95, 0.4])
+def test_rounds_of_a_kept_plan_are_remembered_like_others(chance: float) -> None:
+    """A history that had missed them would move by another share."""
+    table = CostTable((1, 64), (0,), ((1.0, 2.0),), (1, 16), (0.1, 0.1))
+    random, batch = np.random.default_rng(0), Batch(np.arange(2), 4)
+    kept, anew = LaggedScheduler(table, keep=4), LaggedScheduler(table)
+    for _ in range(3 + 4 * 5):
+        confidences = (chance * random.random((2, 4))).astype(np.float32) ** 0.2
+        for scheduler in (kept, anew):
+            scheduler.lengths(scheduler.plan(batch), confidences)
+    assert kept.promise(batch) == pytest.approx(anew.promise(batch))

@@ -117,3 +117,13 @@ def test_a_plan_is_judged_at_its_own_width() -> None:
         lengths = scheduler.lengths(plans[-1], np.tile([1.0, 0.1], (4, 1)))
         scheduler.observe(Outcome(plans[-1], lengths, np.minimum(lengths, 1)))
     assert [(plan.drafts, plan.budget) for plan in plans] == [(True, None), (True, 4), (True, 4)]
+
+
+def test_a_promise_is_no_better_than_what_drafts_brought() -> None:
+    """All of two drafts are promised: 12 tokens in 2.2 seconds, where a plain round has 4 in one. None survived."""
+    scheduler = Parked(LaggedScheduler(TABLE), TABLE, rate=1.0)
+    assert scheduler.promise(BATCH) == pytest.approx(12 / 2.2 / 4)
+    plan = scheduler.plan(BATCH)
+    lengths = scheduler.lengths(plan, np.ones((4, 2), dtype=np.float32))
+    scheduler.observe(Outcome(plan, lengths, np.zeros_like(lengths)))
+    assert scheduler.promise(BATCH) == pytest.approx(1 / TABLE.round_seconds(4, 4, 8, 0, share=0.0).drafted[4])

@@ -4,12 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dspark.engine.round_planner import handed_on
 from dspark.errors import ConfigError
-from dspark.scheduling import Batch, CostTable, LaggedScheduler, Plan
+from dspark.scheduling import (
+    Batch,
+    CostTable,
+    FixedLength,
+    LaggedScheduler,
+    Parked,
+    Plan,
+    PrefixScheduler,
+    StaticThreshold,
+)
 from dspark.scheduling.budget import prospects
 from dspark.scheduling.history import SurvivalHistory
 from dspark.scheduling.known_rounds import KnownRounds
@@ -29,8 +38,15 @@ def falling(chance: float) -> np.ndarray:
     return np.cumprod(np.full(GAMMA, chance))
 
 
+def widest(rates: dict[int, float]) -> int:
+    """Of the widths within 2 % of the highest rate; where rounding decides that, hypothesis looks elsewhere."""
+    shares = {width: rate / max(rates.values()) for width, rate in rates.items()}
+    assume(all(abs(share - 0.98) > 1e-9 for share in shares.values()))
+    return max(width for width, share in shares.items() if share >= 0.98)
+
+
 @given(st.integers(1, 8), st.floats(0.05, 0.99), st.floats(0.0, 1.0), st.integers(0, 2), st.sampled_from([0, 30]))
-def test_the_width_is_the_best_of_all(requests: int, mean: float, first: float, floor: int, beside: int) -> None:
+def test_the_width_is_the_widest_of_the_best(requests: int, mean: float, first: float, floor: int, beside: int) -> None:
     """Whether or not prompts are read beside the round that is looked at."""
     table = replace(TABLE, first_draft_seconds=(0.4 * first, 2.4 * first))
     floors = np.full(requests, floor) if floor else None
@@ -41,7 +57,7 @@ def test_the_width_is_the_best_of_all(requests: int, mean: float, first: float, 
         one: rate(batch.narrowed(one), np.repeat(falling(mean)[:, None], requests, 1), table)
         for one in range(max(floor, 1), GAMMA + 1)
     }
-    assert rates[width] == max(rates.values())
+    assert width == widest(rates)
 
 
 @pytest.mark.filterwarnings("ignore:the cost table has no draft time")
@@ -69,8 +85,7 @@ def test_where_rows_cost_no_more_than_noise_the_time_of_drafting_decides(request
         / (verify + TABLE.draft(requests, (slots - 1) / (GAMMA - 1)))
         for slots in range(1, GAMMA + 1)
     }
-    width = SlotChoice(KnownRounds(table)).narrowed(batch, falling(mean)).width
-    assert rates[width] == pytest.approx(max(rates.values()))
+    assert SlotChoice(KnownRounds(table)).narrowed(batch, falling(mean)).width == widest(rates)
 
 
 def test_it_looks_again_after_a_while_and_at_once_where_the_load_is_another() -> None:
@@ -197,3 +212,29 @@ def test_a_plan_that_is_handed_on_keeps_its_width() -> None:
     assert handed_on(plan, promised).batch.width == 3
     assert not plan.uniform
     assert Plan(batch.narrowed(2), 0, full=True).uniform
+
+
+@given(st.integers(1, 8), st.floats(0.05, 0.99))
+def test_what_a_scheduler_promises_is_the_best_rate_over_plain_decoding(requests: int, mean: float) -> None:
+    batch = Batch(np.arange(requests), GAMMA)
+    survival = np.repeat(falling(mean)[:, None], requests, 1)
+    best = max(rate(batch.narrowed(width), survival) for width in range(1, GAMMA + 1))
+    promise = SlotChoice(KnownRounds(TABLE)).promise(batch, falling(mean))
+    assert promise == pytest.approx(best / (requests / batch.round_seconds(TABLE).plain))
+
+
+def test_a_promise_is_the_most_there_could_be_until_something_is_known() -> None:
+    batch, scheduler = Batch(np.arange(4), GAMMA), LaggedScheduler(TABLE)
+    sure = scheduler.promise(batch)
+    assert sure == SlotChoice(KnownRounds(TABLE)).promise(batch, np.ones(GAMMA))
+    for _ in range(4):
+        scheduler.lengths(scheduler.plan(batch), np.full((4, GAMMA), 0.5, dtype=np.float32))
+    assert scheduler.promise(batch) == pytest.approx(SlotChoice(KnownRounds(TABLE)).promise(batch, falling(0.5)))
+
+
+@pytest.mark.filterwarnings("ignore:the cost table has no draft time")
+def test_nobody_can_tell_what_was_never_timed() -> None:
+    assert LaggedScheduler(replace(TABLE, requests=(1, 7))).promise(Batch(np.arange(8), GAMMA)) is None
+    for scheduler in (FixedLength(), StaticThreshold(0.5), PrefixScheduler(TABLE)):
+        assert scheduler.promise(Batch(np.arange(1), GAMMA)) is None
+        assert Parked(scheduler, TABLE).promise(Batch(np.arange(1), GAMMA)) is None

@@ -14,10 +14,10 @@ from dspark.scheduling.cost import CostModel, RoundSeconds
 from dspark.scheduling.fixed import settled_lengths
 from dspark.scheduling.history import SurvivalHistory
 from dspark.scheduling.known_rounds import KnownRounds
-from dspark.scheduling.probe import CROWD, Probe, ProbeSchedule
+from dspark.scheduling.probe import TELLING, Probe, ProbeSchedule
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.slots import SlotChoice
-from dspark.scheduling.survival import survivals
+from dspark.scheduling.survival import checked_confidences, survivals
 
 LEAST_LOOK, LOOK_AHEAD = 128, 1.1
 """The search sorts a tenth more candidates than the last budget, and so many: mostly enough, in half the time."""
@@ -54,6 +54,7 @@ class LaggedScheduler:
         self._look = LEAST_LOOK
         self._numbers = count()
         self._keep, self._left = keep, 0
+        self._unread: list[tuple[Plan, Floats]] = []
         self._asked: Batch | None = None
         self._kept: Plan | None = None
 
@@ -64,13 +65,16 @@ class LaggedScheduler:
             self._left -= 1
             return replace(self._kept, number=number, kept=True)
         self._asked, self._kept = batch, self._planned(batch, number)
-        lasts = self._history.known and self._kept.drafts and not self._kept.probe and batch.requests < CROWD
+        lasts = self._history.known and self._kept.drafts and not self._kept.probe and batch.requests <= TELLING
         self._left = self._keep - 1 if lasts else 0
         return self._kept
 
     def _planned(self, batch: Batch, number: int) -> Plan:
         if batch.room == 0:
             return Plan(batch, number, drafts=False)
+        for plan, confidences in self._unread:
+            self._record(plan, survivals(confidences, plan.batch))
+        self._unread.clear()
         survival = self._history.recall(number, batch.keys, batch.gamma)
         batch = self._slots.narrowed(batch, self._history.typical(batch.gamma))
         value = batch.value(survival)
@@ -86,18 +90,25 @@ class LaggedScheduler:
         return Plan(batch, number, drafts or probe, full=budget is None, budget=budget, probe=probe, seconds=seconds)
 
     def promise(self, batch: Batch) -> float | None:
-        """By the mean survival, blocks as wide as pays."""
-        return self._slots.promise(batch, self._history.typical(batch.gamma)) if self._history.known else None
+        """By the mean survival, blocks as wide as pays; the most there could be while no round is known."""
+        return self._slots.promise(batch, self._history.typical(batch.gamma))
 
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """The top-K of today's candidates, K the budget."""
         batch = plan.batch
         if not plan.drafts:
             return settled_lengths(plan)
+        if plan.full:
+            self._unread.append((plan, checked_confidences(confidences, batch)))
+            return settled_lengths(plan)
         survival = survivals(confidences, batch)
+        self._record(plan, survival)
+        return admit(batch, batch.value(survival), plan.budget)
+
+    def _record(self, plan: Plan, survival: Floats) -> None:
+        batch = plan.batch
         telling = _telling(batch)
         self._history.record(plan.number, batch.keys[telling], survival[: batch.width, telling], batch.gamma)
-        return settled_lengths(plan) if plan.full else admit(batch, batch.value(survival), plan.budget)
 
     def observe(self, outcome: Outcome) -> None:
         """Nothing to learn: the confidences were seen when lengths were asked for."""

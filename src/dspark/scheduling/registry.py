@@ -52,8 +52,8 @@ class SchedulerConfig:
     length: int | None = None
     threshold: float = 0.5
     lag: int = 2
-    least_gain: float = 0.0
-    keep: int = 4
+    least_gain: float = 0.02
+    keep: int = 8
     park: bool = True
     first_probe: int = 16
     longest_probe: int = 256

@@ -17,8 +17,13 @@ OTHER_LOAD = 0.25
 """A share by which the number of drafting requests must change for a look before that."""
 
 
+SLACK = 0.02
+"""Blocks are as wide as comes that close to the best: late drafts of confident requests are worth more than the mean
+of all says, and a mean is known no better."""
+
+
 class SlotChoice:
-    """The width of blocks with the most expected tokens per second, the widest of equals.
+    """The width of blocks with the most expected tokens per second, the widest of those that come close to it.
 
     One pass of the drafter makes all slots of a block, and costs the more the more they are. Decided before drafting,
     from the mean of rounds that are known by then: no draft of the round has a say, and no single round, as a width
@@ -35,7 +40,8 @@ class SlotChoice:
         changed = abs(batch.drafting - self._requests) > OTHER_LOAD * self._requests or batch.gamma != self._gamma
         if changed or not self._left:
             rates = self._rates(replace(batch, beside=0), survival)
-            self._width = max(rates, key=lambda width: rates[width]) if rates else None
+            enough = (1 - SLACK) * max(rates.values(), default=0.0)
+            self._width = max((width for width, rate in rates.items() if rate >= enough), default=None)
             self._requests, self._gamma, self._left = batch.drafting, batch.gamma, LOOK_EVERY
         self._left -= 1
         return batch if self._width is None else batch.narrowed(max(self._width, batch.highest_floor))
