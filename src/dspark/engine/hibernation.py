@@ -7,9 +7,9 @@ import numpy as np
 from dspark.engine.running import Running
 from dspark.scheduling.round import Batch
 
-LEAST, CLEAR = 1.1, 1.2
+LEAST, CLEAR = 1.2, 1.3
 """How many times as fast as plain decoding rounds must promise to be for drafters to stay, and to come back. Features
-that nobody drafts from cost 3 to 5 % of all steps, and drafts gain nothing in the half of them that reads prompts."""
+cost 3 to 5 % of all steps, and drafts gain nothing in the half of them that reads prompts."""
 
 LOOK = 32
 """Rounds between one look at what drafting promises and the next."""

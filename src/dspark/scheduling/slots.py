@@ -16,10 +16,9 @@ LOOK_EVERY = 32
 OTHER_LOAD = 0.25
 """A share by which the number of drafting requests must change for a look before that."""
 
-
 SLACK = 0.02
-"""Blocks are as wide as comes that close to the best: late drafts of confident requests are worth more than the mean
-of all says, and a mean is known no better."""
+"""Blocks are as wide as comes that close to the best, over the number of requests: late drafts of a confident request
+are worth more than the mean says, which many requests in a round come near to."""
 
 
 class SlotChoice:
@@ -40,7 +39,7 @@ class SlotChoice:
         changed = abs(batch.drafting - self._requests) > OTHER_LOAD * self._requests or batch.gamma != self._gamma
         if changed or not self._left:
             rates = self._rates(replace(batch, beside=0), survival)
-            enough = (1 - SLACK) * max(rates.values(), default=0.0)
+            enough = (1 - SLACK / batch.requests) * max(rates.values(), default=0.0)
             self._width = max((width for width, rate in rates.items() if rate >= enough), default=None)
             self._requests, self._gamma, self._left = batch.drafting, batch.gamma, LOOK_EVERY
         self._left -= 1
