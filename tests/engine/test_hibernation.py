@@ -23,9 +23,9 @@ V, GAMMA = 5, 3
 BETWEEN = (LEAST + CLEAR) / 2
 
 
-def seated(requests: int, drafter: object = "any") -> list[Running]:
-    ones = [SimpleNamespace(key=key, computed=10, chosen=SimpleNamespace(drafter=drafter)) for key in range(requests)]
-    return cast("list[Running]", ones)
+def some(requests: int, drafter: object = "any") -> list[Running]:
+    chosen, text = SimpleNamespace(drafter=drafter), SimpleNamespace(length=10)
+    return cast("list[Running]", [SimpleNamespace(key=key, request=text, chosen=chosen) for key in range(requests)])
 
 
 class Promises:
@@ -35,7 +35,12 @@ class Promises:
         self.by_load = {int(load[1:]): promise for load, promise in by_load.items()}
         self.asked: list[int] = []
 
-    def __call__(self, batch: Batch) -> float | None:
+        self.rechecked = 0
+
+    def recheck(self) -> None:
+        self.rechecked += 1
+
+    def promise(self, batch: Batch) -> float | None:
         self.asked.append(batch.drafting)
         return self.by_load[batch.requests]
 
@@ -45,7 +50,7 @@ def states(hibernation: Hibernation, load: int, rounds: int) -> list[bool]:
     away = []
     for _ in range(rounds):
         before = hibernation.asleep
-        assert hibernation.look(seated(load)) == (hibernation.asleep != before)
+        assert hibernation.look(some(load)) == (hibernation.asleep != before)
         away.append(hibernation.asleep)
     return away
 
@@ -58,15 +63,27 @@ def test_drafters_are_put_away_where_little_is_promised(promise: float | None, s
 
 
 def test_after_a_nap_who_enters_has_a_drafter_until_the_next_look() -> None:
-    hibernation = Hibernation(Promises(_9=LEAST - 0.01), GAMMA)
+    hibernation = Hibernation(promises := Promises(_9=LEAST - 0.01), GAMMA)
     states(hibernation, 9, LOOK)
     assert states(hibernation, 9, NAP + 2 * LOOK) == [True] * (NAP - 1) + [False] * 2 * LOOK + [True]
-    assert not hibernation.rouses
+    assert (hibernation.rouses, promises.rechecked) == (False, 1)
     hibernation = Hibernation(promises := Promises(_9=LEAST - 0.01), GAMMA)
     states(hibernation, 9, LOOK + NAP)
     promises.by_load[9] = CLEAR
     states(hibernation, 9, 2 * LOOK)
     assert hibernation.rouses, "those who went without have theirs again"
+    promises.by_load[9] = 1.0
+    assert states(hibernation, 9, NAP) == [False] * (NAP - 1) + [True], "and keep them for as long"
+
+
+def test_who_cannot_tell_changes_nothing() -> None:
+    hibernation = Hibernation(promises := Promises(_16=1.0, _9=None, _5=None), GAMMA)
+    states(hibernation, 16, LOOK)
+    for load in (9, 5):
+        assert states(hibernation, load, 3) == [True] * 3
+    promises.by_load[5] = None
+    states(hibernation, 5, NAP + 3 * LOOK)
+    assert (hibernation.asleep, hibernation.rouses) == (False, False), "who sleeps does not read for a mere chance"
 
 
 def test_a_load_that_falls_by_a_quarter_is_looked_at_at_once() -> None:
@@ -92,7 +109,7 @@ def test_without_drafters_or_requests_nobody_is_asked() -> None:
     hibernation = Hibernation(promises := Promises(_9=1.0), GAMMA)
     for _ in range(2 * LOOK):
         assert not hibernation.look([])
-        assert not hibernation.look(seated(9, None))
+        assert not hibernation.look(some(9, None))
     assert promises.asked == []
 
 
@@ -100,7 +117,7 @@ class Scripted(Hibernation):
     """Changes as told: in each round, whether drafters are away, and whether sleepers are woken."""
 
     def __init__(self, script: Iterator[tuple[bool, bool]]) -> None:
-        super().__init__(lambda batch: None, GAMMA)
+        super().__init__(Promises(), GAMMA)
         self._script = script
 
     def look(self, seated: object) -> bool:
@@ -110,9 +127,9 @@ class Scripted(Hibernation):
         return self.asleep != before
 
 
-def engine(script: list[tuple[bool, bool]] | None, pages: int = 40, most: int = 3) -> EngineCore:
-    target = PagedTarget(V, 1)
-    options = EngineOptions(most, 32, 16, pages=pages, scheduler=SchedulerConfig("fixed", park=False), lookup=None)
+def engine(script: list[tuple[bool, bool]] | None, pages: int = 40, overlap: bool = False) -> EngineCore:
+    target, scheduler = PagedTarget(V, 1), SchedulerConfig("fixed", park=False)
+    options = EngineOptions(3, 32, 16, pages=pages, scheduler=scheduler, lookup=None, overlap=overlap)
     core = EngineCore(target, [] if script is None else [Strategy("drafts", PagedDrafter(target, GAMMA))], options)
     if script is not None:
         core._hibernation = Scripted(iter(script))
@@ -142,12 +159,13 @@ def answered(core: EngineCore, prompts: list[tuple[list[int], int]]) -> list[lis
     ),
     script=st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60),
     pages=st.integers(6, 20),
+    overlap=st.booleans(),
 )
 def test_whenever_drafters_are_put_away_texts_stay(
-    prompts: list[tuple[list[int], int]], script: list[tuple[bool, bool]], pages: int
+    prompts: list[tuple[list[int], int]], script: list[tuple[bool, bool]], pages: int, overlap: bool
 ) -> None:
     """Few tokens, so that prompts have prefixes in common: no page without a drafter's part may reach one."""
-    core = engine([*script, *script], pages)
+    core = engine([*script, *script], pages, overlap)
     expected = answered(engine(None), prompts)
     assert answered(core, prompts) == expected
     assert answered(core, prompts) == expected, "with what is cached by now"
@@ -187,7 +205,7 @@ def test_prefixes_of_those_without_are_for_those_without() -> None:
     assert hits == [0, 2 * PAGE, 0, 2 * PAGE]
 
 
-def test_sleepers_with_much_to_come_are_woken_one_a_step() -> None:
+def test_sleepers_with_much_to_come_are_woken_one_after_the_other() -> None:
     core = engine([(True, False)] * 3 + [(False, True)] * 100)
     for most in (40, 40, 8):  # the last one is near its end by then
         core.add([1] * 8, SamplingParams(0.0, max_tokens=most, ignore_eos=True))
@@ -212,4 +230,4 @@ def test_an_engine_that_can_never_win_lets_its_drafter_go() -> None:
             core.step()
             assert core.last is not None
             asleep.append(core.last.asleep)
-        assert sum(asleep) == (len(asleep) - LOOK if hibernate else 0)
+        assert sum(asleep) == (len(asleep) - LOOK + 1 if hibernate else 0)

@@ -66,7 +66,7 @@ class EngineCore:
         planner, most = RoundPlanner.of(self.options, self._cost or cost), self.options.max_batched_tokens
         gamma = max((one.drafter.info.gamma for one in strategies if one.drafter is not None), default=1)
         self._runner = Runner(target, self.memory, features, planner, self._watch, most, gamma)
-        self._hibernation = Hibernation(planner.promise, gamma)
+        self._hibernation = Hibernation(planner, gamma)
         self.last: StepStats | None = None
         self._resting = False
         self._waiting: WaitingQueue[Running] = WaitingQueue()
@@ -140,6 +140,9 @@ class EngineCore:
         if self.options.hibernate:
             self._hibernate(seated)
         step = plan_step(seated, self._waiting, self.options, self.memory, self._resting)
+        if not self._hibernation.asleep:
+            for running in step.preempted:
+                running.wake()
         for running in step.entered:
             self._began.setdefault(running.key, before)
         commits: Commits = []
@@ -156,20 +159,26 @@ class EngineCore:
         return events
 
     def _hibernate(self, seated: list[Running]) -> None:
-        """Put drafters away, or let requests have them again; of those in `seated` one in each step."""
-        if self._hibernation.look(seated):
+        """Put drafters away, or let requests have them again: of those in `seated` one after the other."""
+        requests = list(self._requests.values())[: self.options.max_requests]
+        if self._hibernation.look(requests):
             for running in self._requests.values():
                 if self._hibernation.asleep:
                     running.sleep()
                 elif not running.seated:
                     running.wake()
-        if self._hibernation.rouses:
-            sleeper = next((running for running in seated if running.asleep and running.lasts), None)
-            if sleeper is not None:
-                seated.remove(sleeper)
-                self.memory.unseat(sleeper)
-                sleeper.wake()
-                self._waiting.put(sleeper)
+        reading = self._waiting or any(running.computed < running.goal for running in seated)
+        if self._hibernation.rouses and not reading and self.memory.manager.available > len(seated):
+            self._rouse(seated)
+
+    def _rouse(self, seated: list[Running]) -> None:
+        """Let the first sleeper of `seated` that lasts give its seat back, and read its text again with its drafter."""
+        sleeper = next((running for running in seated if running.asleep and running.lasts), None)
+        if sleeper is not None:
+            seated.remove(sleeper)
+            self.memory.unseat(sleeper)
+            sleeper.wake()
+            self._waiting.put(sleeper)
 
     def _learn(self, ran: Ran, stats: StepStats) -> None:
         """Correct the cost table by a step that was a round and nothing else."""

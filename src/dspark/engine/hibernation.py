@@ -1,6 +1,7 @@
 """Requests without their drafters, while drafting will not pay for long."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +22,13 @@ FEWER = 0.75
 """A share of the load to which it must fall for a look before that."""
 
 
+class Oracle(Protocol):
+    """Who knows what drafting promises, as a `RoundPlanner` does."""
+
+    def promise(self, batch: Batch) -> float | None: ...
+    def recheck(self) -> None: ...
+
+
 class Hibernation:
     """Says whether requests should have their drafters: a request that has none decodes as if it never had one.
 
@@ -29,41 +37,42 @@ class Hibernation:
     look; those who went without keep on, unless drafting clearly pays again.
     """
 
-    def __init__(self, promise: Callable[[Batch], float | None], gamma: int) -> None:
-        self.asleep = self.rouses = False
-        self._promise, self._gamma = promise, gamma
+    def __init__(self, oracle: Oracle, gamma: int) -> None:
+        self.asleep, self.rouses = False, True
+        self._oracle, self._gamma = oracle, gamma
         self._left, self._load = LOOK, 0
 
-    def look(self, seated: Sequence[Running]) -> bool:
-        """Called before each step of the requests `seated`; whether `asleep` has changed.
+    def look(self, requests: Sequence[Running]) -> bool:
+        """Called before each step of an engine that has `requests`, or waits to; whether `asleep` has changed.
 
         If so, all must be put to sleep, or those who wait be woken; as long as it `rouses`, those with a seat, too.
         """
-        if not seated:
+        if not requests:
             return False
         self._left -= 1
-        before, fewer = self.asleep, self.asleep and len(seated) < FEWER * self._load
+        before, fewer = self.asleep, self.asleep and len(requests) < FEWER * self._load
         if fewer or (self._left <= 0 and not self.asleep):
-            self._decide(seated)
+            self._decide(requests)
         elif self._left <= 0:
             self.asleep, self._left = False, 2 * LOOK
+            self._oracle.recheck()
         return self.asleep != before
 
-    def _decide(self, seated: Sequence[Running]) -> None:
-        promise = self._promised(seated)
-        self._load = len(seated)
-        if promise is None or promise >= CLEAR:
-            self._left = NAP if self.asleep else LOOK
+    def _decide(self, requests: Sequence[Running]) -> None:
+        promise = self._promised(requests)
+        self._load = len(requests)
+        if promise is not None and promise >= CLEAR:
+            self._left = LOOK if self.rouses else NAP
             self.asleep, self.rouses = False, True
         elif not self.asleep:
-            self.asleep = promise < LEAST
+            self.asleep = promise is not None and promise < LEAST
             self.rouses = self.rouses and not self.asleep
             self._left = NAP if self.asleep else LOOK
 
-    def _promised(self, seated: Sequence[Running]) -> float | None:
-        """What rounds of `seated` promise if all of them have their drafters; None if nobody can tell."""
-        caps = np.array([0 if one.chosen.drafter is None else self._gamma for one in seated])
+    def _promised(self, requests: Sequence[Running]) -> float | None:
+        """What rounds of `requests` promise if all of them have their drafters; None if nobody can tell."""
+        caps = np.array([0 if one.chosen.drafter is None else self._gamma for one in requests])
         if not caps.any():
             return None
-        keys = np.array([one.key for one in seated])
-        return self._promise(Batch(keys, self._gamma, float(np.mean([one.computed for one in seated])), caps))
+        context = float(np.mean([one.request.length for one in requests]))
+        return self._oracle.promise(Batch(np.array([one.key for one in requests]), self._gamma, context, caps))

@@ -40,6 +40,11 @@ class RoundPlanner:
         self.settle()
         return self.scheduler.promise(batch)
 
+    def recheck(self) -> None:
+        """Let the scheduler try again soon, if it rests."""
+        self.settle()
+        self.scheduler.recheck()
+
     def settle(self) -> None:
         """Wait for whatever runs beside the engine; from here on the scheduler may be told of rounds."""
 
@@ -73,7 +78,11 @@ class AheadPlanner(RoundPlanner):
     def settle(self) -> None:
         """Wait for the plan."""
         if self._ahead is not None:
-            self._ahead.result()
+            try:
+                self._ahead.result()
+            except BaseException:
+                self._ahead = None  # or every step would raise it again
+                raise
 
 
 def handed_on(plan: Plan, batch: Batch) -> Plan:

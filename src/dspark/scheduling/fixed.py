@@ -27,6 +27,9 @@ class FixedLength:
     def promise(self, batch: Batch) -> None:
         """Nobody asked whether it pays."""
 
+    def recheck(self) -> None:
+        """It never rests."""
+
     def lengths(self, plan: Plan, confidences: Floats | None = None) -> Ints:
         """`length` everywhere; where `max_tokens` is too small, the last positions go first."""
         return settled_lengths(plan) if plan.full or not plan.drafts else equal_lengths(plan.batch, self._length)

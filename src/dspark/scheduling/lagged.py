@@ -53,7 +53,7 @@ class LaggedScheduler:
         self._probe = Probe(probes or ProbeSchedule())
         self._look = LEAST_LOOK
         self._numbers = count()
-        self._keep, self._left = keep, 0
+        self._keep, self._left, self._planned_at = keep, 0, -1
         self._unread: list[tuple[Plan, Floats]] = []
         self._asked: Batch | None = None
         self._kept: Plan | None = None
@@ -76,7 +76,8 @@ class LaggedScheduler:
             self._record(plan, survivals(confidences, plan.batch))
         self._unread.clear()
         survival = self._history.recall(number, batch.keys, batch.gamma)
-        batch = self._slots.narrowed(batch, self._history.typical(batch.gamma))
+        batch = self._slots.narrowed(batch, self._history.typical(batch.gamma), number - self._planned_at)
+        self._planned_at = number
         value = batch.value(survival)
         seconds = self._rounds.seconds(batch)
         ahead, budget = self._ahead(batch, value, seconds)
@@ -92,6 +93,10 @@ class LaggedScheduler:
     def promise(self, batch: Batch) -> float | None:
         """By the mean survival, blocks as wide as pays; the most there could be while no round is known."""
         return self._slots.promise(batch, self._history.typical(batch.gamma))
+
+    def recheck(self) -> None:
+        """The next probe comes as soon as the first one did."""
+        self._probe.reset()
 
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """The top-K of today's candidates, K the budget."""

@@ -10,7 +10,7 @@ from dspark.scheduling.cost import CostModel, RoundSeconds
 from dspark.scheduling.draft_yield import DraftYield
 from dspark.scheduling.fixed import settled_lengths
 from dspark.scheduling.known_rounds import KnownRounds
-from dspark.scheduling.probe import Probe, ProbeSchedule
+from dspark.scheduling.probe import TELLING, Probe, ProbeSchedule
 from dspark.scheduling.round import Batch, Outcome, Plan
 from dspark.scheduling.scheduler import Scheduler
 
@@ -76,6 +76,11 @@ class Parked:
         rates = [self._rate(narrow, narrow.room, self._rounds.seconds(narrow)) for narrow in blocks]
         return min(promised, max(rates) * self._rounds.seconds(batch).plain / batch.requests)
 
+    def recheck(self) -> None:
+        """The next probe comes as soon as the first one did."""
+        self._inner.recheck()
+        self._probe.reset()
+
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """As the inner scheduler has it, which sees the confidences also where floors alone are verified."""
         if plan.number == UNSEEN:
@@ -90,6 +95,8 @@ class Parked:
             self._inner.observe(outcome)
         if outcome.plan.drafts and (outcome.plan.probe or not _floors_alone(outcome.plan)):
             self._told.append(outcome)
+        if len(self._told) >= TELLING:  # plans that rest are not judged
+            self._learn()
 
     def _learn(self) -> None:
         """Take in what was told since plans were last judged."""

@@ -35,6 +35,9 @@ class PrefixScheduler:
     def promise(self, batch: Batch) -> None:
         """Nobody asked whether it pays."""
 
+    def recheck(self) -> None:
+        """It never rests."""
+
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """The prefix lengths [B] of Algorithm 1."""
         batch = plan.batch

@@ -25,6 +25,10 @@ class Scheduler(Protocol):
         """
         ...
 
+    def recheck(self) -> None:
+        """Much may have changed since it was last asked: if it rests, it should soon try again."""
+        ...
+
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """Drafts [B] to verify, from calibrated conditional confidences c [B, gamma] in [0, 1].
 

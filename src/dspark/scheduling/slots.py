@@ -16,7 +16,7 @@ LOOK_EVERY = 32
 OTHER_LOAD = 0.25
 """A share by which the number of drafting requests must change for a look before that."""
 
-SLACK = 0.02
+SLACK = 0.01
 """Blocks are as wide as comes that close to the best, over the number of requests: late drafts of a confident request
 are worth more than the mean says, which many requests in a round come near to."""
 
@@ -34,15 +34,18 @@ class SlotChoice:
         self._width: int | None = None
         self._requests = self._gamma = self._left = 0
 
-    def narrowed(self, batch: Batch, survival: Floats) -> Batch:
-        """`batch` with blocks of the best width, where a request's survivals are `survival` [gamma] in the mean."""
+    def narrowed(self, batch: Batch, survival: Floats, passed: int = 1) -> Batch:
+        """`batch` with blocks of the best width, where a request's survivals are `survival` [gamma] in the mean.
+
+        `passed` rounds have gone by since the question before.
+        """
+        self._left -= passed
         changed = abs(batch.drafting - self._requests) > OTHER_LOAD * self._requests or batch.gamma != self._gamma
-        if changed or not self._left:
+        if changed or self._left <= 0:
             rates = self._rates(replace(batch, beside=0), survival)
             enough = (1 - SLACK / batch.requests) * max(rates.values(), default=0.0)
             self._width = max((width for width, rate in rates.items() if rate >= enough), default=None)
             self._requests, self._gamma, self._left = batch.drafting, batch.gamma, LOOK_EVERY
-        self._left -= 1
         return batch if self._width is None else batch.narrowed(max(self._width, batch.highest_floor))
 
     def promise(self, batch: Batch, survival: Floats) -> float | None:

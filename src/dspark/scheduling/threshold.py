@@ -28,6 +28,9 @@ class StaticThreshold:
     def promise(self, batch: Batch) -> None:
         """Nobody asked whether it pays."""
 
+    def recheck(self) -> None:
+        """It never rests."""
+
     def lengths(self, plan: Plan, confidences: Floats | None) -> Ints:
         """Prefixes of confident drafts; where `max_tokens` is too small, the last positions go first."""
         if plan.full or not plan.drafts:
