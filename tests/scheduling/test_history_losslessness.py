@@ -82,9 +82,9 @@ def alone(context: Tokens = ()) -> Law:
 SCHEDULERS: dict[str, Callable[[], Scheduler]] = {
     "lagged": lambda: LaggedScheduler(TABLE, lag=1, probes=PROBES),
     "lagged by two": lambda: LaggedScheduler(CLIFF, lag=2, probes=PROBES),
-    "lagged, plans kept": lambda: LaggedScheduler(TABLE, lag=1, probes=PROBES, keep=2),
+    "lagged, plans kept": lambda: LaggedScheduler(CLIFF, lag=1, probes=PROBES, keep=2),
     "parked, plans kept": lambda: Parked(
-        LaggedScheduler(TABLE, lag=1, probes=PROBES, keep=2), TABLE, rate=1.0, probes=PROBES
+        LaggedScheduler(CLIFF, lag=1, probes=PROBES, keep=2), CLIFF, rate=1.0, probes=PROBES
     ),
     "parked threshold": lambda: Parked(StaticThreshold(0.4), TABLE, rate=1.0, probes=PROBES),
     "parked prefix": lambda: Parked(PrefixScheduler(GENTLE), GENTLE, rate=0.5, probes=PROBES),
