@@ -167,14 +167,14 @@ class EngineCore:
                     running.sleep()
                 elif not running.seated:
                     running.wake()
-        reading = self._waiting or any(running.computed < running.goal for running in seated)
-        if self._hibernation.rouses and not reading and self.memory.manager.available > len(seated):
+        if self._hibernation.rouses and any(running.asleep for running in seated):
             self._rouse(seated)
 
     def _rouse(self, seated: list[Running]) -> None:
-        """Let the first sleeper of `seated` that lasts give its seat back, and read its text again with its drafter."""
+        """Unless somebody waits or reads: let the first sleeper that lasts read its text again, with its drafter."""
+        reading = self._waiting or any(running.computed < running.goal for running in seated)
         sleeper = next((running for running in seated if running.asleep and running.lasts), None)
-        if sleeper is not None:
+        if sleeper is not None and not reading and self.memory.manager.available > len(seated):
             seated.remove(sleeper)
             self.memory.unseat(sleeper)
             sleeper.wake()
