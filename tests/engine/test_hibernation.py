@@ -77,12 +77,12 @@ def test_after_a_nap_who_enters_has_a_drafter_until_the_next_look() -> None:
 
 
 def test_who_cannot_tell_changes_nothing() -> None:
-    hibernation = Hibernation(promises := Promises(_16=1.0, _9=None, _5=None), GAMMA)
-    states(hibernation, 16, LOOK)
-    for load in (9, 5):
+    hibernation = Hibernation(promises := Promises(_32=1.0, _20=None, _12=None), GAMMA)
+    states(hibernation, 32, LOOK)
+    for load in (20, 12):
         assert states(hibernation, load, 3) == [True] * 3
-    promises.by_load[5] = None
-    states(hibernation, 5, NAP + 3 * LOOK)
+    assert promises.asked == [32, 20, 12]
+    states(hibernation, 12, NAP + 3 * LOOK)
     assert (hibernation.asleep, hibernation.rouses) == (False, False), "who sleeps does not read for a mere chance"
 
 
@@ -98,11 +98,21 @@ def test_a_load_that_falls_by_a_quarter_is_looked_at_at_once() -> None:
 
 
 def test_a_load_that_rises_does_not_count_as_a_fall_later() -> None:
-    hibernation = Hibernation(promises := Promises(_4=1.0, _16=1.0, _13=1.0), GAMMA)
-    states(hibernation, 4, LOOK)
-    for load in (16, 13, 4):
+    hibernation = Hibernation(promises := Promises(_12=1.0), GAMMA)
+    states(hibernation, 12, LOOK)
+    for load in (40, 35, 12):
         states(hibernation, load, 3)
-    assert promises.asked == [4]
+    assert promises.asked == [12]
+
+
+@pytest.mark.parametrize("promise", [0.5, None])
+def test_few_requests_keep_their_drafters_and_get_new_ones(promise: float | None) -> None:
+    hibernation = Hibernation(Promises(_16=1.0, _8=promise), GAMMA)
+    assert not any(states(hibernation, 8, 3 * LOOK))
+    states(hibernation, 16, LOOK)
+    assert hibernation.asleep
+    assert not any(states(hibernation, 8, 3 * LOOK))
+    assert not hibernation.rouses, "who sleeps does not read for a mere chance"
 
 
 def test_without_drafters_or_requests_nobody_is_asked() -> None:
@@ -217,8 +227,9 @@ def test_sleepers_with_much_to_come_are_woken_one_after_the_other() -> None:
     assert asleep[:6] == [0, 3, 3, 2, 1, 1]
 
 
-def test_an_engine_that_can_never_win_lets_its_drafter_go() -> None:
+def test_an_engine_that_can_never_win_lets_its_drafter_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real scheduler and its probes: drafting is slower even if all drafts are accepted."""
+    monkeypatch.setattr("dspark.engine.hibernation.FEW", 0)
     target = PagedTarget(V, 1)
     dear = CostTable((1, 64), (0,), ((1.0, 2.0),), (1, 8), (9.0, 9.0))
     for hibernate in (True, False):

@@ -18,6 +18,9 @@ LOOK = 32
 NAP = 512
 """Rounds that drafters are away, or stay after they came back, unless the load falls."""
 
+FEW = 8
+"""Requests that keep their drafters whatever is promised: the texts of so few say little of the next ones."""
+
 FEWER = 0.75
 """A share of the load to which it must fall for a look before that."""
 
@@ -64,6 +67,8 @@ class Hibernation:
         if promise is not None and promise >= CLEAR:
             self._left = LOOK if self.rouses else NAP
             self.asleep, self.rouses = False, True
+        elif len(requests) <= FEW:
+            self.asleep, self._left = False, LOOK
         elif not self.asleep:
             self.asleep = promise is not None and promise < LEAST
             self.rouses = self.rouses and not self.asleep
