@@ -10,7 +10,7 @@ from dspark.scheduling.round import Batch
 
 LEAST, CLEAR = 1.2, 1.3
 """How many times as fast as plain decoding rounds must promise to be for drafters to stay, and to come back. Features
-cost 3 to 5 % of all steps, and drafts gain nothing in the half of them that reads prompts."""
+cost 4 to 8 % of all steps, and drafts gain nothing in the half of them that reads prompts."""
 
 LOOK = 32
 """Rounds between one look at what drafting promises and the next."""
