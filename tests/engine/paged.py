@@ -4,7 +4,7 @@ The drafter's law is the target's, as long as its pages hold the right context: 
 """
 
 import itertools
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from dspark.engine.core import EngineCore
 from dspark.nn.pages import PAGE, PagedCache, PagePool
 from dspark.scheduling.round import Batch, Plan
 from dspark.targets.fake import FakeTarget
-from dspark.types import TargetOutput
+from dspark.types import SamplingParams, TargetOutput
 
 MASK = -7.0
 
@@ -107,3 +107,21 @@ def rest(core: EngineCore, rounds: Container[int], monkeypatch: pytest.MonkeyPat
         return Plan(batch, now, drafts=now not in rounds and batch.room > 0, full=True)
 
     monkeypatch.setattr(core._runner._planner.scheduler, "plan", plan)
+
+
+def texts(core: EngineCore, prompts: Iterable[tuple[list[int], int]], aborted: int | None = None) -> list[list[int]]:
+    """What each prompt is answered, in as many tokens as it says; the third step ends the `aborted` one."""
+    told: dict[int, list[int]] = {}
+    for prompt, most in prompts:
+        told[core.add(prompt, SamplingParams(0.0, max_tokens=most, ignore_eos=True))] = []
+    for step in range(1000):
+        if step == 3 and aborted is not None:
+            core.abort(aborted)
+        for event in core.step():
+            told[event.request_id] += event.token_ids
+        assert core.last is not None
+        assert core.last.accepted == core.last.verified, "a draft fell: the drafter's pages hold another context"
+        if core.idle:
+            assert core.memory.manager.used == 0
+            return list(told.values())
+    raise AssertionError("the engine does not come to an end")

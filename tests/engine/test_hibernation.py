@@ -17,7 +17,7 @@ from dspark.nn.pages import PAGE
 from dspark.scheduling import Batch, CostTable
 from dspark.scheduling.registry import SchedulerConfig
 from dspark.types import SamplingParams
-from tests.engine.paged import PagedDrafter, PagedTarget
+from tests.engine.paged import PagedDrafter, PagedTarget, texts
 
 V, GAMMA = 5, 3
 BETWEEN = (LEAST + CLEAR) / 2
@@ -146,22 +146,6 @@ def engine(script: list[tuple[bool, bool]] | None, pages: int = 40, overlap: boo
     return core
 
 
-def answered(core: EngineCore, prompts: list[tuple[list[int], int]]) -> list[list[int]]:
-    """What each prompt is answered, in as many tokens as it says."""
-    told: dict[int, list[int]] = {}
-    for prompt, most in prompts:
-        told[core.add(prompt, SamplingParams(0.0, max_tokens=most, ignore_eos=True))] = []
-    for _ in range(1000):
-        for event in core.step():
-            told[event.request_id] += event.token_ids
-        assert core.last is not None
-        assert core.last.accepted == core.last.verified, "a draft fell: the drafter's pages hold another context"
-        if core.idle:
-            assert core.memory.manager.used == 0
-            return list(told.values())
-    raise AssertionError("the engine does not come to an end")
-
-
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     prompts=st.lists(
@@ -176,9 +160,9 @@ def test_whenever_drafters_are_put_away_texts_stay(
 ) -> None:
     """Few tokens, so that prompts have prefixes in common: no page without a drafter's part may reach one."""
     core = engine([*script, *script], pages, overlap)
-    expected = answered(engine(None), prompts)
-    assert answered(core, prompts) == expected
-    assert answered(core, prompts) == expected, "with what is cached by now"
+    expected = texts(engine(None), prompts)
+    assert texts(core, prompts) == expected
+    assert texts(core, prompts) == expected, "with what is cached by now"
 
 
 def test_who_goes_without_costs_nothing_more_than_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:

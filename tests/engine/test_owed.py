@@ -1,7 +1,7 @@
 """Drafters that are shown several rounds together know what those know that are shown each at once."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +15,7 @@ from dspark.nn.pages import PAGE, PagedCache
 from dspark.scheduling.registry import SchedulerConfig
 from dspark.scheduling.round import Batch, Plan
 from dspark.types import SamplingParams
-from tests.engine.paged import PagedDrafter, PagedTarget, rest
+from tests.engine.paged import PagedDrafter, PagedTarget, rest, texts
 
 V, GAMMA = 5, 3
 
@@ -33,24 +33,6 @@ def engine(pages: int = 40, plain: bool = False) -> tuple[PagedDrafter, EngineCo
     drafter = PagedDrafter(target, GAMMA)
     options = EngineOptions(3, 32, 16, pages=pages, scheduler=SchedulerConfig("fixed", park=False), lookup=None)
     return drafter, EngineCore(target, [] if plain else [Strategy("drafts", drafter)], options)
-
-
-def texts(core: EngineCore, prompts: Iterable[tuple[list[int], int]], aborted: int | None = None) -> list[list[int]]:
-    """What each prompt is answered, in as many tokens as it says; the third step ends the `aborted` one."""
-    told: dict[int, list[int]] = {}
-    for prompt, most in prompts:
-        told[core.add(prompt, SamplingParams(0.0, max_tokens=most, ignore_eos=True))] = []
-    for step in range(1000):
-        if step == 3 and aborted is not None:
-            core.abort(aborted)
-        for event in core.step():
-            told[event.request_id] += event.token_ids
-        assert core.last is not None
-        assert core.last.accepted == core.last.verified, "a draft fell: the drafter's pages hold another context"
-        if core.idle:
-            assert core.memory.manager.used == 0
-            return list(told.values())
-    raise AssertionError("the engine does not come to an end")
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
